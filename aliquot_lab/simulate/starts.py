@@ -19,8 +19,9 @@ from typing import Final
 from aliquot.contract.model import Policy
 from aliquot_lab.simulate.departures import RETRY_SECONDS, Waits, busy_time, denser, fewer_nodes, placeable
 from aliquot_lab.simulate.extender import HoldingEngine
-from aliquot_lab.simulate.run import TICK_PODS, Task, Tick, no_progress
+from aliquot_lab.simulate.run import TICK_PODS, PolicyError, Task, Tick, no_progress, weights_of
 from aliquot_lab.simulate.trace import PodClass, TraceError, TracePod
+from scheduler_plugin.core.score.cost import Weights
 
 STATE_SECONDS: Final = 3600.0
 """How often a pod's interval is noted while it waits."""
@@ -70,11 +71,21 @@ def replay_starts(task: Task, load: float, most_pods: int | None = None, *, hold
     pods = with_lifetimes_of_others(denser(listed, task.seed), task.seed)
     begin, _ = busy_time(pods)
     pods = [pod for pod in pods if pod.kind.gpus and pod.created_seconds >= begin][:most_pods]
+    begin, end = busy_time(pods)
+    if begin == end:
+        raise TraceError(f"{task.pods_file}: expected arrivals at several times, found {len(pods)} at once")
     nodes = fewer_nodes(every_node, pods, load, task.seed)
     pods = placeable(nodes, pods)
-    replay = _Replay(HoldingEngine(nodes, Policy(task.policy)), pods, holds=holds)
+    replay = _Replay(HoldingEngine(nodes, *_policy(task.policy)), pods, holds=holds)
     replay.run(tick)
     return replay.result(task, load, len(nodes))
+
+
+def _policy(text: str) -> tuple[Policy, Weights]:
+    found = weights_of(text)
+    if found is None:
+        raise PolicyError(f"expected one of the extender's policies with held room, found {text}")
+    return found
 
 
 def with_lifetimes_of_others(pods: Sequence[TracePod], seed: int) -> list[TracePod]:

@@ -168,6 +168,7 @@ class Normaliser:
             _count_whole_gpus(draft, request, self.options)
             self._settle_scheduling(draft)
             _override_visible_devices(draft)
+            _remove_memory_variables(draft)
             templates = translate_to_claims(draft, request) if self.as_claims else ()
         except (RequestError, ContractError) as exc:
             return Outcome(refusal=str(exc))
@@ -304,6 +305,16 @@ def _check_names(preferences: Preferences) -> None:
             raise RequestError(
                 f"annotation {annotation}: {quote(wrong[0])} names no GPU model: write a word of its name such as H200, a part with stars "
                 "such as *A10*, or = with the whole name such as =NVIDIA H200"
+            )
+
+
+def _remove_memory_variables(draft: Draft) -> None:
+    """Keep the hook of NVIDIA's toolkit from other limits than the share's, and from a reservation that takes memory from other pods."""
+    names = (contract.ENV_NVIDIA_MEMORY_LIMIT, contract.ENV_NVIDIA_MEMORY_REQUEST)
+    for container in draft.containers:
+        if asks_gpu(container.limits) and (removed := [name for name in names if container.remove_env(name)]):
+            draft.warnings.append(
+                f"container {container.name}: {' and '.join(removed)} is removed: {contract.RESOURCE_VGPU_MEMORY} is the container's limit"
             )
 
 

@@ -87,10 +87,9 @@ class Reviews:
         self._ours = replace(normaliser, adopts=False)
         both = self._adopting, self._ours
         self._groupers = {} if grouper is None else {one.adopts: grouper(one) for one in both}
-        # Templates keep amounts: their pods become pods with claims one by one, when the ResourceClaimTemplates can be made.
-        # A gang that other objects state is found for each pod: a template has no owner yet.
-        of_templates = (replace(one, as_claims=False, defers_gangs=grouper is not None) for one in both)
-        self._templates = {one.adopts: Templates(one) for one in of_templates}
+        # A template has no owner yet, and names a PodGroup that may not exist yet. It keeps amounts: its pods become pods with claims one
+        # by one, when the ResourceClaimTemplates can be made.
+        self._templates = {one.adopts: Templates(replace(one, defers_gangs=grouper is not None, as_claims=False)) for one in both}
         self._count = count
         self._count_adoption = count_adoption
 

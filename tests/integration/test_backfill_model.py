@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import pytest
 
@@ -25,6 +26,7 @@ from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS
 from scheduler_plugin.extender.bind import Binder
+from scheduler_plugin.ports import PodApi
 from scheduler_plugin.services.backfiller import Backfiller
 from scheduler_plugin.services.explainer import Explainer
 from scheduler_plugin.settings import Answer
@@ -81,7 +83,7 @@ class World:
         self.state.replace_hosts(dict.fromkeys(NODES, (64_000, 512_000, 110)))
         self.state.replace_pods(self.pods.values())
         self.context = make_context(self.state, monotonic=lambda: self.now, now=lambda: self.now, soft_seconds=10.0)
-        self.binder = Binder(self.context, self, lambda: True)
+        self.binder = Binder(self.context, cast(PodApi, self), lambda: True)
         explainer = Explainer(self.context, Rules(Policy.FRAG, DEFAULT_WEIGHTS), lambda: 0.0)
         self.backfiller = Backfiller(self.context, explainer.full_snapshot, self.retry, lambda: True, contract.SCHEDULER_NAME)
 

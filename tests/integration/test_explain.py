@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import click
@@ -46,6 +47,11 @@ async def create(api: FakeApi, extender: Running, name: str, *nodes: str, **fiel
     else:
         await extender.filter(pod, *NODES)
     return pod
+
+
+def runs_on(extender: Running, node: str) -> bool:
+    """Whether the pod that keeps a node busy is known to run there."""
+    return extender.state.pods[f"uid-busy-{node}"].node_name == node
 
 
 async def aliquot(extender: Running, *arguments: str) -> Result:
@@ -418,7 +424,7 @@ async def test_why_says_when_a_pod_with_held_room_starts(api, monkeypatch):
     async with running(api, feature_gates="Backfill=true") as extender:
         for node in NODES:
             await create(api, extender, f"busy-{node}", node, annotations=stated, vgpu="1", vgpu_memory="1000")
-            await extender.until(lambda name=node: extender.state.pods[f"uid-busy-{name}"].node_name == name)
+            await extender.until(partial(runs_on, extender, node))
         large = pod_object("large", vgpu="2", vgpu_memory="2000")
         large["spec"]["schedulerName"] = contract.SCHEDULER_NAME
         large["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
