@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,8 +27,6 @@ from tests.e2e.product import (
     Client,
     Slice,
     assigned_uuids,
-    slice_pod,
-    with_components,
 )
 from tests.rendering import DEPLOY, EXAMPLES
 
@@ -408,63 +405,3 @@ def test_kueue_chooses_node_and_aliquot_chooses_gpus_there(kubectl: Kubectl, kue
         pods = [kubectl.get("pod", name) for name in running(kubectl, "together", 2)]
         assert [pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] for pod in pods] == [node_name] * 2
         assert len({uuid for pod in pods for uuid in assigned_uuids(pod)}) == 2
-
-
-# --- the admission check: a workload is admitted only when its pods fit on real GPUs ---
-
-ACTIVE_SECONDS = 60
-OTHER_MIB, FRAGMENT_JOB_MIB = 60_000, 100_000
-"""A pod outside of queues on each GPU leaves less than the job needs, and eight times as much in sum."""
-
-
-@pytest.fixture
-def checked_queue(kubectl: Kubectl, kueue: Kubectl, scratch_in_tree: Path) -> Iterator[Kubectl]:
-    """The example's queue with the admission check, answered by the scheduler; gone afterwards."""
-    objects = [item for item in yaml.safe_load_all((EXAMPLES / "kueue-fits.yaml").read_text()) if item["kind"] != "Job"]
-    with with_components(kueue, ["kueue"], scratch_in_tree):
-        try:
-            kubectl.run("apply", "--validate=strict", "--filename=-", stdin=yaml.safe_dump_all(objects))
-            eventually(lambda: is_active(kubectl), "the admission check to be Active", seconds=ACTIVE_SECONDS)
-            yield kubectl
-        finally:
-            kubectl.run("delete", "jobs", "--all", "--now", "--cascade=foreground", timeout_seconds=START_SECONDS)
-            for item in reversed(objects):
-                kubectl.delete(item["kind"], item["metadata"]["name"])
-
-
-def is_active(kubectl: Kubectl) -> bool:
-    conditions = kubectl.get("admissionchecks.kueue.x-k8s.io", "gpus-fit").get("status", {}).get("conditions", [])
-    return any((one["type"], one["status"]) == ("Active", "True") for one in conditions)
-
-
-def check_of(kubectl: Kubectl, job: str) -> Object:
-    """The entry of the admission check in a job's workload; empty while there is none."""
-    for workload in kubectl.all("workloads.kueue.x-k8s.io"):
-        if any(owner["name"] == job for owner in workload["metadata"]["ownerReferences"]):
-            return next(iter(workload.get("status", {}).get("admissionChecks", [])), {})
-    return {}
-
-
-@pytest.mark.timeout(600)
-def test_job_is_admitted_once_a_gpu_takes_it(checked_queue: Kubectl) -> None:
-    kubectl, spread = checked_queue, {contract.ANNOTATION_PLACEMENT: "spread"}
-    others = [f"other-{number}" for number in range(GPUS)]
-    for name in others:
-        kubectl.apply(slice_pod(name, Slice(OTHER_MIB), annotations=spread))
-        kubectl.wait_for_phase(name, "Running", seconds=START_SECONDS)
-
-    # The sum is enough for Kueue, and no GPU is: the job waits with the reason, and has no pod.
-    kubectl.apply(queued_job("fragment", Slice(FRAGMENT_JOB_MIB).limits, "fitting-gpus"))
-    said = eventually(lambda: check_of(kubectl, "fragment").get("message", ""), "the reason why the job waits")
-    assert "0 of 1 pods of pod set main fit now" in said
-    assert check_of(kubectl, "fragment")["state"] == "Pending"
-    assert kubectl.get("job", "fragment")["spec"]["suspend"]
-
-    # Room on one GPU: the job is admitted and runs there.
-    [freed] = assigned_uuids(kubectl.get("pod", others[0]))
-    kubectl.delete("pod", others[0])
-    eventually(lambda: check_of(kubectl, "fragment")["state"] == "Ready", "the check to be Ready", seconds=ACTIVE_SECONDS)
-    [pod] = running(kubectl, "fragment", 1)
-    assert assigned_uuids(kubectl.get("pod", pod)) == [freed]
-    assert kubectl.get("pod", pod)["metadata"]["annotations"][contract.ANNOTATION_HOLD].endswith("/main")
-    assert check_of(kubectl, "fragment")["message"].startswith("Seats are held: main ")
