@@ -10,11 +10,9 @@ program releases that when the container is gone.
 from collections.abc import Sequence
 
 from agent.core.cdi import Edits
+from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.model import DeviceShare
-
-_LIMIT = "NVIDIA_GPU_MEMORY_LIMIT"
-_REQUEST = "NVIDIA_GPU_MEMORY_REQUEST"
 
 NVML_CALLS = ("nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1")
 """The NVML functions for these limits."""
@@ -30,6 +28,6 @@ def limit_edits(shares: Sequence[DeviceShare], hook: str) -> Edits:
     for share in shares:
         arguments += ["--gpu-id", share.device_uuid]
     return {
-        "env": [f"{_LIMIT}={units.bytes_to_mib(memory_bytes)}", f"{_REQUEST}=0"],
+        "env": [f"{contract.ENV_NVIDIA_MEMORY_LIMIT}={units.bytes_to_mib(memory_bytes)}", f"{contract.ENV_NVIDIA_MEMORY_REQUEST}=0"],
         "hooks": [{"hookName": "createRuntime", "path": hook, "args": arguments}],
     }

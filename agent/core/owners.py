@@ -61,6 +61,21 @@ def users_in(grant: Grant, pod: Pod) -> tuple[str, ...]:
     )
 
 
+def uses_unknown_claim(pods: Iterable[Pod], grants: Iterable[Grant]) -> bool:
+    """Whether a pod that has not ended uses a claim without a known grant: it may be the one of a damaged ledger row.
+
+    A claim of another driver has none either. Then the answer is the cautious one.
+    """
+    known: dict[tuple[str, str], set[str]] = {}
+    for grant in grants:
+        if grant.claim is not None:
+            known.setdefault((grant.namespace, grant.claim.name), set()).add(grant.claim.request)
+    uses = ((pod.namespace, use) for pod in pods if pod.active for spec in pod.containers for use in spec.claims)
+    return any(
+        (namespace, use.claim) not in known or (use.request and use.request not in known[namespace, use.claim]) for namespace, use in uses
+    )
+
+
 def is_user(grant: Grant, pod: Pod) -> bool:
     """Whether a container of the pod uses the grant."""
     return bool(users_in(grant, pod))

@@ -9,6 +9,7 @@ Order matters: kube-scheduler takes the first device that fits, in the order of 
 Source: https://pkg.go.dev/k8s.io/api/resource/v1#ResourceSliceSpec
 """
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ TAINT_HEALTH: Final = "aliquot.dev/unhealthy"
 TAINT_CORDON: Final = "aliquot.dev/cordoned"
 NVIDIA_DOMAIN: Final = "gpu.nvidia.com"
 """Attributes are published under this domain too, so that claims written for NVIDIA's driver find them."""
+MAX_NAME_CHARS: Final = 253
+"""Of an object."""
 MAX_STRING_CHARS: Final = 64
 """Of an attribute's value."""
 
@@ -63,7 +66,7 @@ def slice_specs(devices: Sequence[Mapping[str, Any]], pool: Pool, generation: in
     """Return the ``spec`` of each slice by the slice's name."""
     parts = [devices[start : start + MOST_DEVICES] for start in range(0, len(devices), MOST_DEVICES)]
     return {
-        f"{pool.node_name}-{contract.DRA_DRIVER}-{number}": {
+        _slice_name(pool.node_name, number): {
             "driver": contract.DRA_DRIVER,
             "nodeName": pool.node_name,
             "pool": {"name": pool.node_name, "generation": generation, "resourceSliceCount": len(parts)},
@@ -71,6 +74,15 @@ def slice_specs(devices: Sequence[Mapping[str, Any]], pool: Pool, generation: in
         }
         for number, part in enumerate(parts)
     }
+
+
+def _slice_name(node_name: str, number: int) -> str:
+    """Return a name that is unique in the cluster. A long node name is shortened, with a hash of the whole."""
+    end = f"-{contract.DRA_DRIVER}-{number}"
+    if len(node_name) + len(end) <= MAX_NAME_CHARS:
+        return f"{node_name}{end}"
+    end = f"-{hashlib.sha256(node_name.encode()).hexdigest()[:12]}{end}"
+    return node_name[: MAX_NAME_CHARS - len(end)].rstrip(".-") + end
 
 
 def slice_object(name: str, spec: Mapping[str, Any], pool: Pool) -> Mapping[str, Any]:

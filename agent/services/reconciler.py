@@ -17,6 +17,7 @@ from agent.core.drift import Cure, Drift, DriftKind, DriftPolicy, Snapshot, find
 from agent.core.identity import HeldDevices, Holder
 from agent.core.ledger import Grant
 from agent.core.metrics import Family, family
+from agent.core.owners import uses_unknown_claim
 from agent.core.reconciliation import NodeView, plan_releases
 from agent.errors import AgentError, KubeletError, StorageError
 from agent.ports.clock import Clock
@@ -212,11 +213,14 @@ class Reconciler:
     async def _settle_unclear(self, holders: Mapping[str, object]) -> None:
         """Forget an unclear grant when its container has ended.
 
-        Kubelet does not list such a container, no process locks its usage region, and no container runs without a known grant.
+        Kubelet does not list such a container, no process locks its usage region, and no container runs without a known grant. Kubelet
+        lists no containers with claims: while a pod uses a claim without a known grant, an unclear grant may be that claim's.
         """
-        ledger = self._manager.ledger
+        ledger, pods = self._manager.ledger, self._pods.by_uid.values()
         suspects = [identifier for identifier in ledger.unclear if identifier not in holders]
-        if not suspects or ungranted_containers(ledger.grants.values(), self._pods.by_uid.values(), self._resources()):
+        if not suspects or ungranted_containers(ledger.grants.values(), pods, self._resources()):
+            return
+        if uses_unknown_claim(pods, ledger.grants.values()):
             return
         live = await self._manager.on_regions(lambda: self._liveness.locked(suspects))
         if ended := [identifier for identifier in suspects if identifier not in live]:

@@ -96,6 +96,8 @@ class Normaliser:
     """Whether a pod gets what its class stands for."""
     adopts: bool = True
     """Whether pods in other systems' words are served without a word to Aliquot."""
+    defers_gangs: bool = False
+    """Whether a gang that is not stated is found later: for templates, whose pods have it in other objects."""
 
     def required_rules(self) -> "Normaliser":
         """Return the rules without the optional ones. ``/validate`` has its own rule for the assignment."""
@@ -156,7 +158,8 @@ class Normaliser:
             for container in draft.containers:
                 _settle_amounts(container)
             # The checks that agent and scheduler make later: a pod that they would refuse is refused here.
-            gang_of("", draft.annotations)
+            if not self._defers_gang(draft):
+                gang_of("", draft.annotations)
             check_durations(draft.annotations)
             check_movable(draft.annotations)
             request = pod_request(draft.pod())
@@ -165,6 +168,7 @@ class Normaliser:
             _count_whole_gpus(draft, request, self.options)
             self._settle_scheduling(draft)
             _override_visible_devices(draft)
+            _remove_memory_variables(draft)
             templates = translate_to_claims(draft, request) if self.as_claims else ()
         except (RequestError, ContractError) as exc:
             return Outcome(refusal=str(exc))
@@ -181,10 +185,13 @@ class Normaliser:
         """Honour, warn of or refuse what other systems' words ask for besides amounts. Raises RequestError."""
         kept = draft.scheduler_name if not self._takes(draft.scheduler_name) else ""
         check_words(draft, left_to=kept)
-        if not kept:
+        if not kept and not self._defers_gang(draft):
             translate_groups(draft, self.options, found)
             translate_topology(draft)
             warn_of_lost_groups(draft, draft.scheduler_name)
+
+    def _defers_gang(self, draft: Draft) -> bool:
+        return self.defers_gangs and contract.ANNOTATION_GANG not in draft.annotations
 
     def _takes(self, scheduler_name: str) -> bool:
         """Whether a pod with this schedulerName is, or becomes, one of our scheduler."""
@@ -298,6 +305,16 @@ def _check_names(preferences: Preferences) -> None:
             raise RequestError(
                 f"annotation {annotation}: {quote(wrong[0])} names no GPU model: write a word of its name such as H200, a part with stars "
                 "such as *A10*, or = with the whole name such as =NVIDIA H200"
+            )
+
+
+def _remove_memory_variables(draft: Draft) -> None:
+    """Keep the hook of NVIDIA's toolkit from other limits than the share's, and from a reservation that takes memory from other pods."""
+    names = (contract.ENV_NVIDIA_MEMORY_LIMIT, contract.ENV_NVIDIA_MEMORY_REQUEST)
+    for container in draft.containers:
+        if asks_gpu(container.limits) and (removed := [name for name in names if container.remove_env(name)]):
+            draft.warnings.append(
+                f"container {container.name}: {' and '.join(removed)} is removed: {contract.RESOURCE_VGPU_MEMORY} is the container's limit"
             )
 
 

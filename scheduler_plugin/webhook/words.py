@@ -147,6 +147,10 @@ _NVIDIA = (
         "nvidia.com/gpu.shared",
     ),
     *_of("NVIDIA", Kind.VARIABLE, _T, "removed with a warning; the agent sets it", "NVIDIA_VISIBLE_DEVICES"),
+    *_of(
+        "NVIDIA", Kind.VARIABLE, _T, "removed with a warning; `nvidia.com/vgpu-memory` is the limit",
+        "NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST",
+    ),
 )  # fmt: skip
 _VOLCANO = (
     *_of("Volcano", Kind.RESOURCE, _T, "`nvidia.com/vgpu`", "volcano.sh/vgpu-number", "volcano.sh/gpu-number"),

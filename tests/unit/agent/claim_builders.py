@@ -91,9 +91,9 @@ def ref(name: str, uid: str | None = None) -> ClaimRef:
     return ClaimRef("default", name, uid or f"uid-{name}")
 
 
-def user(name: str, claim: str, request: str = "", *, container: str = "main") -> Pod:
+def user(name: str, claim: str, request: str = "", *, container: str = "main", phase: str = "Pending") -> Pod:
     """A pod with a container that uses a claim."""
-    return pod(name, ContainerSpec(container, {}, claims=(ClaimUse(claim, request),)))
+    return pod(name, ContainerSpec(container, {}, claims=(ClaimUse(claim, request),)), phase=phase)
 
 
 @dataclass

@@ -23,6 +23,20 @@ def many(count: int) -> DeviceInventory:
     return inventory(*(gpu(minor) for minor in range(count)))
 
 
+@pytest.mark.parametrize("length", [1, 63, 235, 236, 253])
+def test_slice_names_fit_and_differ_for_long_node_names(length):
+    pools = [Pool(("n" * length)[:-1] + last, "uid", 16) for last in "ab"]
+    names = [name for pool in pools for name in slice_specs(devices_of(many(70), 16), pool, 1)]
+    assert len(set(names)) == 4
+    assert all(len(name) <= 253 and name[0].isalnum() and name[-1].isalnum() for name in names)
+
+
+def test_shortened_slice_name_has_no_empty_label():
+    (name,) = slice_specs(devices_of(inventory(), 16), Pool("a." * 126 + "b", "uid", 16), 1)
+    assert len(name) <= 253
+    assert all(label and label.strip("-") == label for label in name.split("."))
+
+
 def test_shared_gpu_has_capacities_with_defaults_for_whole_memory():
     (device,) = devices_of(inventory(gpu(3, mib=1000)), 16)
     assert device["name"] == "gpu-3"

@@ -34,7 +34,7 @@ from aliquot import contract
 from aliquot.contract.model import ContainerState, ContainerStatus, Isolation, Preferences
 from aliquot.contract.units import MIB
 from tests.unit.agent.builders import SECRET, VGPU, assigned, gpu, grant, held, ids, instance, inventory, pod, reading, share
-from tests.unit.agent.claim_builders import claim_grant
+from tests.unit.agent.claim_builders import claim_grant, user
 from tests.unit.agent.fakes import Disk, FakeClock, FakeDriver, FakeKubeApi, FakePodResources, FakeProcesses, posted, settle, until
 
 GRANT = grant(ids("0:0"), of=pod("a"))
@@ -764,6 +764,16 @@ class TestDamagedGrant:
         node.pod_resources.listing = []
         await node.reconciler.reconcile()
         assert node.manager.ledger.unclear
+
+    async def test_it_stays_while_a_pod_uses_a_claim_without_known_grant(self, node):
+        """Kubelet lists no claims, and calls Prepare only once."""
+        node.pod_resources.listing = []
+        await node.knows(user("claimant", "train"))
+        await node.reconciler.reconcile()
+        assert node.manager.ledger.unclear
+        await node.knows(user("claimant", "train", phase="Succeeded"))
+        await node.reconciler.reconcile()
+        assert node.manager.ledger.unclear == {}
 
     @pytest.mark.usefixtures("handed_on")
     async def test_it_stays_while_a_process_locks_its_region(self, node):

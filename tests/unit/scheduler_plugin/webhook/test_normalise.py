@@ -44,6 +44,18 @@ def refusal(pod: dict, rules: Normaliser | None = None) -> str:
     return (rules or normaliser()).admit(pod).refusal
 
 
+@pytest.mark.parametrize("names", [("NVIDIA_GPU_MEMORY_LIMIT",), ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")])
+def test_memory_variables_of_nvidias_hook_are_removed_with_warning(names):
+    env = [{"name": name, "value": "81920"} for name in names]
+    main = {"name": "main", "resources": {"limits": {"nvidia.com/vgpu-memory": "1000"}}, "env": [*env, {"name": "A", "value": "b"}]}
+    pod = make_pod(containers=[main, {"name": "side", "env": list(env)}])
+    found = admitted(pod)["spec"]["containers"]
+    assert found[0]["env"] == [{"name": "A", "value": "b"}]
+    assert [one for one in found[1]["env"] if one["name"] in names] == env
+    [warning] = [text for text in normaliser().admit(pod).warnings if "NVIDIA_GPU_MEMORY" in text]
+    assert all(name in warning for name in names)
+
+
 # --- what users write, and what it becomes --------------------------------------------------------------------------
 
 

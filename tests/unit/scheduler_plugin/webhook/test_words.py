@@ -33,7 +33,8 @@ DOCUMENTED = {
         kai.scheduler/segment-topology-preferred-placement kai-scheduler""",
     "Run:ai": "runai-scheduler runai/queue",
     "NVIDIA": """nvidia.com/container.<name>.gpu-memory.request nvidia.com/container.<name>.gpu-memory.limit
-        nvidia.com/container.<name>.gpu-compute.mode nvidia.com/mig-<profile> nvidia.com/gpu.shared NVIDIA_VISIBLE_DEVICES""",
+        nvidia.com/container.<name>.gpu-compute.mode nvidia.com/mig-<profile> nvidia.com/gpu.shared NVIDIA_VISIBLE_DEVICES
+        NVIDIA_GPU_MEMORY_LIMIT NVIDIA_GPU_MEMORY_REQUEST""",
     "Volcano": """volcano.sh/vgpu-number volcano.sh/vgpu-memory volcano.sh/vgpu-memory-percentage volcano.sh/vgpu-cores
         volcano.sh/gpu-number volcano.sh/gpu-memory volcano.sh/vgpu-mode volcano.sh/vgpu-use-gpuuuid volcano.sh/vgpu-nouse-gpuuuid
         volcano.sh/vgpu-podgroup-policy scheduling.volcano.sh/group-name scheduling.k8s.io/group-name
