@@ -388,7 +388,7 @@ def test_queue_that_used_less_goes_first_and_use_is_forgotten(kubectl: Kubectl, 
         kubectl.apply(queued_job("heavy-2", WHOLE.limits, "heavy"))
         eventually(lambda: why_waiting(kubectl, "heavy-2"), "the second job of the heavy queue to wait")
         kubectl.apply(queued_job("light-1", WHOLE.limits, "light"))
-        eventually(lambda: why_waiting(kubectl, "light-1"), "the job of the light queue to wait")
+        eventually(lambda: workloads_of(kubectl, "light-1"), "Kueue to know the job of the light queue")
         kubectl.delete("job", "heavy-1")
         running(kubectl, "light-1", 1)
         assert why_waiting(kubectl, "heavy-2"), "it came before"
