@@ -2,8 +2,8 @@
 """The seats of workloads that Kueue admits, until their pods come. filter sends each pod to its seat.
 
 A pod names its workload and pod set in an annotation that Kueue copies from the answer of the admission check. It takes a seat of that pod
-set as soon as it is known, if it asks for what the seat was planned for. Then the seat's reservation becomes its own. A pod that is deleted
-before its binding gives the seat back.
+set as soon as it is known, if the seat has room for it. Then the seat's reservation becomes its own. A pod that is deleted before its
+binding gives the seat back.
 """
 
 from dataclasses import dataclass, field, replace
@@ -128,11 +128,11 @@ class WorkloadSeats:
         if hold is None or pod.node_name or pod.deletion_requested or self._is_firm(pod.uid):
             return None
         shape = self._planner.shape_of(pod)
-        seat = next((seat for seat in hold.seats if not seat.taken_by and (seat.pod_set, seat.shape) == (pod_set, shape)), None)
+        free = [seat for seat in hold.seats if not seat.taken_by and seat.pod_set == pod_set]
+        seat = next((seat for seat in free if seat.shape == shape), next(iter(free), None))
         held = None if seat is None else self._state.reservations.get(seat.uid)
-        if seat is None or held is None:
+        if seat is None or held is None or not self._move(held, pod, is_alike=seat.shape == shape):
             return None
-        self._move(held, pod.uid)
         seat.taken_by = pod.uid
         self._seat_of[pod.uid] = hold, seat
         hold.pods.add(pod.uid)
@@ -198,10 +198,21 @@ class WorkloadSeats:
         name, _, pod_set = text.rpartition("/")
         return self._holds.get((pod.namespace, name)), pod_set
 
-    def _move(self, held: Reservation, pod_uid: str) -> None:
-        """Make a seat's reservation the pod's own, in place of any that it has."""
+    def _move(self, held: Reservation, pod: PodFacts, *, is_alike: bool) -> bool:
+        """Make a seat's reservation the pod's own, in place of any that it has; return whether the node has room for the pod.
+
+        Args: is_alike: whether the seat was planned for just such a pod. Another webhook may have added a container to it.
+        """
+        freed_count = self._state.freed_count
         self._state.release(held.pod_uid)
-        self._state.reserve(replace(held, pod_uid=pod_uid))
+        if is_alike:
+            self._state.reserve(replace(held, pod_uid=pod.uid))
+            self._state.freed_count = freed_count  # the room is taken as before
+        elif self._planner.reserve_on(pod, held.node, inf):
+            self._state.reserve(held)
+            self._state.freed_count = freed_count
+            return False
+        return True
 
     def _is_firm(self, uid: str) -> bool:
         known = self._state.reservations.get(uid)

@@ -121,7 +121,9 @@ class AdmissionCheckController:
         """Changes of the state by plans without room, which free nothing."""
         self._answers: list[tuple[Workload, CheckAnswer]] = []
         self._bound: Mapping[tuple[str, str, str], list[PodFacts]] | None = None
-        """Bound pods by namespace, workload or controller, and pod set; read once for each round."""
+        """Bound pods by namespace, workload or controller, and pod set. Read again in each round, and when a pod has ended."""
+        self._bound_at = -1
+        """The state's ``freed_count`` when they were read."""
 
     @property
     def is_prepared(self) -> bool:
@@ -152,8 +154,11 @@ class AdmissionCheckController:
         self._bound, self._busy_seconds = None, 0.0
         self._is_quota_wanted = any(other.waits_for_quota for other in self._objects.workloads.by_key.values())
         for workload in sorted(self._objects.workloads.by_key.values(), key=self._order):
+            busy_seconds = self._busy_seconds
             if self._objects.workloads.by_key.get(workload.key) is workload:
                 self._look(workload)
+            if self._busy_seconds > busy_seconds:
+                await asyncio.sleep(0)  # kube-scheduler may call between two plans
             if len(self._answers) >= MAX_WRITES:
                 await self._write()
         self._forget_gone()
@@ -413,8 +418,9 @@ class AdmissionCheckController:
         The watch may still show pods of an earlier reservation. They are older than the present one. Of a workload that is not admitted, a
         pod from the same second is not counted: it may be one of those.
         """
-        if self._bound is None:
-            self._bound = _bound_pods(self._context.state.pods.values())
+        state = self._context.state
+        if self._bound is None or self._bound_at != state.freed_count:
+            self._bound, self._bound_at = _bound_pods(state.pods.values()), state.freed_count
         found = list(self._bound.get((workload.namespace, workload.name, pod_set.name), ()))
         if not found and len(workload.pod_sets) == 1:
             found = [pod for uid in workload.owner_uids for pod in self._bound.get((workload.namespace, uid, ""), ())]

@@ -96,6 +96,8 @@ class Normaliser:
     """Whether a pod gets what its class stands for."""
     adopts: bool = True
     """Whether pods in other systems' words are served without a word to Aliquot."""
+    defers_gangs: bool = False
+    """Whether a gang that is not stated is found later: for templates, whose pods have it in other objects."""
 
     def required_rules(self) -> "Normaliser":
         """Return the rules without the optional ones. ``/validate`` has its own rule for the assignment."""
@@ -156,7 +158,8 @@ class Normaliser:
             for container in draft.containers:
                 _settle_amounts(container)
             # The checks that agent and scheduler make later: a pod that they would refuse is refused here.
-            gang_of("", draft.annotations)
+            if not self._defers_gang(draft):
+                gang_of("", draft.annotations)
             check_durations(draft.annotations)
             check_movable(draft.annotations)
             request = pod_request(draft.pod())
@@ -182,10 +185,13 @@ class Normaliser:
         """Honour, warn of or refuse what other systems' words ask for besides amounts. Raises RequestError."""
         kept = draft.scheduler_name if not self._takes(draft.scheduler_name) else ""
         check_words(draft, left_to=kept)
-        if not kept:
+        if not kept and not self._defers_gang(draft):
             translate_groups(draft, self.options, found)
             translate_topology(draft)
             warn_of_lost_groups(draft, draft.scheduler_name)
+
+    def _defers_gang(self, draft: Draft) -> bool:
+        return self.defers_gangs and contract.ANNOTATION_GANG not in draft.annotations
 
     def _takes(self, scheduler_name: str) -> bool:
         """Whether a pod with this schedulerName is, or becomes, one of our scheduler."""

@@ -25,6 +25,7 @@ from scheduler_plugin.core.claims.templates import ClaimTemplate
 from scheduler_plugin.errors import WireError
 from scheduler_plugin.webhook.adoption import becomes
 from scheduler_plugin.webhook.grouper import Grouper
+from scheduler_plugin.webhook.groups import Finding
 from scheduler_plugin.webhook.normalise import Normaliser, Outcome
 from scheduler_plugin.webhook.templates import Templates
 
@@ -86,8 +87,9 @@ class Reviews:
         self._ours = replace(normaliser, adopts=False)
         both = self._adopting, self._ours
         self._groupers = {} if grouper is None else {one.adopts: grouper(one) for one in both}
-        # Templates keep amounts: their pods become pods with claims one by one, when the ResourceClaimTemplates can be made.
-        self._templates = {one.adopts: Templates(replace(one, as_claims=False)) for one in both}
+        # A template has no owner yet, and names a PodGroup that may not exist yet. It keeps amounts: its pods become pods with claims one
+        # by one, when the ResourceClaimTemplates can be made.
+        self._templates = {one.adopts: Templates(replace(one, defers_gangs=grouper is not None, as_claims=False)) for one in both}
         self._count = count
         self._count_adoption = count_adoption
 
@@ -116,7 +118,7 @@ class Reviews:
         request = _decode(body)
         if request.operation != "CREATE" or request.object is None or self._ours.serves(request.object):
             return self._answer(request.uid, "untouched")  # the pods that are ours anyway are reviewed by /mutate
-        outcome = self._adopting.admit(request.object)
+        outcome = self._adopting.admit(request.object, await self._find_gang(self._adopting, request))
         if not outcome.system:
             return self._answer(request.uid, "untouched")
         warnings: tuple[str, ...] = ()
@@ -155,13 +157,16 @@ class Reviews:
         name = "template" if outcome.patch else "untouched"
         return self._answer(request.uid, name, patch=outcome.patch, warnings=outcome.warnings)
 
+    async def _find_gang(self, normaliser: Normaliser, request: _Request) -> Finding | None:
+        """Find the gang of a pod in other objects, if that is switched on."""
+        grouper = self._groupers.get(normaliser.adopts)
+        return None if grouper is None or request.object is None else await grouper.find(request.object, request.namespace)
+
     async def _mutate(self, body: bytes, normaliser: Normaliser) -> bytes:
         request = _decode(body)
         if request.operation != "CREATE" or request.object is None:
             return self._answer(request.uid, "untouched")
-        grouper = self._groupers.get(normaliser.adopts)
-        found = None if grouper is None else await grouper.find(request.object, request.namespace)
-        outcome = normaliser.admit(request.object, found)
+        outcome = normaliser.admit(request.object, await self._find_gang(normaliser, request))
         if outcome.templates and self._claims is not None and not request.dry_run:
             outcome = replace(outcome, refusal=await self._claims.ensure(request.namespace, outcome.templates))
         name = _name_of(outcome)

@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
@@ -41,6 +42,11 @@ def why(kubectl: Kubectl, pod: str) -> dict:
     return document
 
 
+def held_from(kubectl: Kubectl, pod: str) -> str:
+    """Why a pod does not get room that is held."""
+    return str(why(kubectl, pod).get("held", ""))
+
+
 @pytest.mark.timeout(6 * START_SECONDS + 400)
 def test_held_room_is_for_its_owner_and_for_short_pods(kubectl: Kubectl, holding: Kubectl) -> None:
     del holding
@@ -55,7 +61,7 @@ def test_held_room_is_for_its_owner_and_for_short_pods(kubectl: Kubectl, holding
     kubectl.apply(whole("unknown", 1), whole("long", 1, "2h"), whole("short", 1, "5m"))
     kubectl.wait_for_phase("short", "Running", seconds=START_SECONDS)
     for name in ("unknown", "long"):
-        eventually(lambda name=name: why(kubectl, name).get("held"), f"the reason of pod {name}", seconds=START_SECONDS)
+        eventually(partial(held_from, kubectl, name), f"the reason of pod {name}", seconds=START_SECONDS)
         assert not kubectl.get("pod", name)["spec"].get("nodeName")
 
     # The pods on its GPUs end earlier than they stated: the large pod starts at once, before those that wait beside it.

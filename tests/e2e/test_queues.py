@@ -29,7 +29,7 @@ from tests.e2e.product import (
     Slice,
     assigned_uuids,
     slice_pod,
-    with_component,
+    with_components,
 )
 from tests.rendering import DEPLOY, EXAMPLES
 
@@ -421,7 +421,7 @@ OTHER_MIB, FRAGMENT_JOB_MIB = 60_000, 100_000
 def checked_queue(kubectl: Kubectl, kueue: Kubectl, scratch_in_tree: Path) -> Iterator[Kubectl]:
     """The example's queue with the admission check, answered by the scheduler; gone afterwards."""
     objects = [item for item in yaml.safe_load_all((EXAMPLES / "kueue-fits.yaml").read_text()) if item["kind"] != "Job"]
-    with with_component(kueue, "kueue", scratch_in_tree):
+    with with_components(kueue, ["kueue"], scratch_in_tree):
         try:
             kubectl.run("apply", "--validate=strict", "--filename=-", stdin=yaml.safe_dump_all(objects))
             eventually(lambda: is_active(kubectl), "the admission check to be Active", seconds=ACTIVE_SECONDS)
@@ -446,7 +446,7 @@ def check_of(kubectl: Kubectl, job: str) -> Object:
 
 
 @pytest.mark.timeout(600)
-def test_job_is_admitted_when_a_gpu_takes_it_and_its_seat_is_held(checked_queue: Kubectl) -> None:
+def test_job_is_admitted_once_a_gpu_takes_it(checked_queue: Kubectl) -> None:
     kubectl, spread = checked_queue, {contract.ANNOTATION_PLACEMENT: "spread"}
     others = [f"other-{number}" for number in range(GPUS)]
     for name in others:

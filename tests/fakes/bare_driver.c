@@ -103,6 +103,13 @@ CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
 	return CUDA_SUCCESS;
 }
 
+CUresult cuFuncGetAttribute(int *value, int attribute, void *function)
+{
+	(void)attribute, (void)function;
+	*value = 0;
+	return CUDA_SUCCESS;
+}
+
 CUresult cuEventCreate(CUevent *event, unsigned int flags)
 {
 	(void)flags;

@@ -49,7 +49,7 @@ async def pod_of(api: FakeApi, name: str, job: str, mib: int) -> dict[str, Any]:
     return await api.put("pods", pod_object(name, annotations=update["annotations"], vgpu="1", vgpu_memory=str(mib)))
 
 
-async def test_check_is_active_and_workload_gets_seats_that_its_pods_take(api: FakeApi) -> None:
+async def test_active_check_gives_seats_that_pods_take(api: FakeApi) -> None:
     await prepare(api)
     await api.put("workloads", workload("a", 2, 1000))
     async with running(api, feature_gates=GATE, answer=Answer.ONE) as extender:
@@ -76,7 +76,7 @@ async def test_check_is_active_and_workload_gets_seats_that_its_pods_take(api: F
         await extender.until(lambda: not extender.scheduler.cluster.context.workload_seats.seats)
 
 
-async def test_workload_without_room_waits_with_reason_and_is_answered_when_room_comes(api: FakeApi) -> None:
+async def test_workload_waits_with_reason_until_room_comes(api: FakeApi) -> None:
     await prepare(api)
     async with running(api, feature_gates=GATE, answer=Answer.ONE) as extender:
         for number in range(4):

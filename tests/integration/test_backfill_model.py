@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import pytest
 
@@ -25,6 +26,7 @@ from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS
 from scheduler_plugin.extender.bind import Binder
+from scheduler_plugin.ports import PodApi
 from scheduler_plugin.services.backfiller import Backfiller
 from scheduler_plugin.services.explainer import Explainer
 from scheduler_plugin.settings import Answer
@@ -33,8 +35,6 @@ from tests.unit.scheduler_plugin.builders import filter_body, make_context, make
 
 NODES, GPUS, GPU_MIB = ("n1", "n2", "n3"), 4, 1000
 TICK_SECONDS = 3600
-MAX_RUNTIME = 12
-"""Ticks that any pod runs at most."""
 PATIENCE = int(PATIENCE_SECONDS) // TICK_SECONDS
 
 
@@ -46,6 +46,10 @@ class Kind:
     """Possible statements, in ticks; None for no statement."""
     overrun: int
     """A pod runs up to this many times longer than it states."""
+    longest: int = 12
+    """Ticks that any pod runs at most."""
+    learns: bool = False
+    """Whether the scheduler sees pods end. Then most pods are short, and some run for very long."""
 
 
 KINDS = {
@@ -53,6 +57,7 @@ KINDS = {
     "wrong": Kind((1, 2, 6), 2),
     "unknown": Kind((None,), 1),
     "mixed": Kind((None, 1, 3), 4),
+    "learned": Kind((None,), 1, longest=40, learns=True),
 }
 
 
@@ -78,7 +83,7 @@ class World:
         self.state.replace_hosts(dict.fromkeys(NODES, (64_000, 512_000, 110)))
         self.state.replace_pods(self.pods.values())
         self.context = make_context(self.state, monotonic=lambda: self.now, now=lambda: self.now, soft_seconds=10.0)
-        self.binder = Binder(self.context, self, lambda: True)
+        self.binder = Binder(self.context, cast(PodApi, self), lambda: True)
         explainer = Explainer(self.context, Rules(Policy.FRAG, DEFAULT_WEIGHTS), lambda: 0.0)
         self.backfiller = Backfiller(self.context, explainer.full_snapshot, self.retry, lambda: True, contract.SCHEDULER_NAME)
 
@@ -106,10 +111,12 @@ class World:
         """Return how many ticks a pod really runs."""
         assert pod.gpu is not None
         text = pod.gpu.annotations.get(contract.ANNOTATION_EXPECTED_RUNTIME)
+        if self.kind.learns:
+            return 1 if self.random.random() < 0.8 else self.random.randint(self.kind.longest // 2, self.kind.longest)
         if text is None:
-            return self.random.randint(1, MAX_RUNTIME)
+            return self.random.randint(1, self.kind.longest)
         stated = int(text[:-1])
-        return min(MAX_RUNTIME, self.random.randint(stated, stated * self.kind.overrun) if self.kind.overrun > 1 else stated)
+        return min(self.kind.longest, self.random.randint(stated, stated * self.kind.overrun) if self.kind.overrun > 1 else stated)
 
     # --- kube-scheduler ---
 
@@ -158,6 +165,9 @@ class World:
         if hold is None or pod.uid in hold.owners or not held & self.devices_of(pod):
             return
         self.entered += 1
+        assert self.now - hold.waits_since < PATIENCE_SECONDS, "a pod entered after patience was over"
+        if self.kind.learns:
+            return
         ends = [
             self.stated_end(other) for other in self.pods.values() if other.node_name and held & self.devices_of(other) and other is not pod
         ]
@@ -167,7 +177,6 @@ class World:
         assert len(known) == len(ends), "a pod entered held room that is free at an unknown time"
         assert mine <= max(known), "a pod entered that ends after the room is free"
         assert min(known) >= self.now, "a pod entered held room beside one that is overdue"
-        assert self.now - hold.waits_since < PATIENCE_SECONDS
 
     def stated_end(self, pod: PodFacts) -> float | None:
         assert pod.gpu is not None
@@ -184,6 +193,8 @@ class World:
         """Let a period pass: pods end, the scheduler looks, and kube-scheduler tries the small pods first."""
         self.now += TICK_SECONDS
         for uid in [uid for uid, end in self.ends.items() if end <= self.now]:
+            if self.kind.learns:
+                self.backfiller.learn(self.pods[uid])
             del self.ends[uid], self.pods[uid]
             self.state.drop_pod(uid)
         if self.holds:  # before reservations expire: the scheduler renews the hold in every second of this time
@@ -229,7 +240,7 @@ async def history(kind: Kind, seed: int, *, holds: bool = True, members: int = 1
         await world.tick()
         if all(uid in world.started for uid in large):
             break
-        latest = max(came_at + PATIENCE_SECONDS, world.restarted_at) + (MAX_RUNTIME + 3) * TICK_SECONDS
+        latest = max(came_at + PATIENCE_SECONDS, world.restarted_at) + (kind.longest + 3) * TICK_SECONDS
         assert not holds or world.now <= latest, "a large pod waits for longer than the bound"
     return world
 

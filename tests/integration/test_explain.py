@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import click
@@ -16,9 +17,10 @@ from aliquot.contract.gpunode import encode_gpu_node
 from aliquot_cli.__main__ import main
 from aliquot_cli.errors import AccessError, NotFoundError
 from aliquot_cli.explain import show
+from scheduler_plugin.core.backfill.hold import SENTENCE
 from scheduler_plugin.core.explain.why import Why
 from scheduler_plugin.core.fit.kube_filters import LEFT_OUT, NOT_CHECKED
-from scheduler_plugin.services import waiting_events
+from scheduler_plugin.services import backfiller, waiting_events
 from scheduler_plugin.settings import Settings
 from tests.integration.test_extender import Running, running
 from tests.unit.scheduler_plugin.api import FakeApi, node_object, pod_object
@@ -45,6 +47,11 @@ async def create(api: FakeApi, extender: Running, name: str, *nodes: str, **fiel
     else:
         await extender.filter(pod, *NODES)
     return pod
+
+
+def runs_on(extender: Running, node: str) -> bool:
+    """Whether the pod that keeps a node busy is known to run there."""
+    return extender.state.pods[f"uid-busy-{node}"].node_name == node
 
 
 async def aliquot(extender: Running, *arguments: str) -> Result:
@@ -408,3 +415,34 @@ def test_unreachable_replica_is_not_reported_as_missing_pod(monkeypatch):
     cluster.text = refuse
     monkeypatch.setattr("aliquot_cli.explain.scheduler.connect", lambda target: cluster)
     assert CliRunner().invoke(main, ["why", "team/late"]).exit_code == 1
+
+
+async def test_why_says_when_a_pod_with_held_room_starts(api, monkeypatch):
+    monkeypatch.setattr(backfiller, "PERIOD_SECONDS", 0.02)
+    monkeypatch.setattr(backfiller, "SCAN_SECONDS", 0.02)
+    stated = {contract.ANNOTATION_EXPECTED_RUNTIME: "1h"}
+    async with running(api, feature_gates="Backfill=true") as extender:
+        for node in NODES:
+            await create(api, extender, f"busy-{node}", node, annotations=stated, vgpu="1", vgpu_memory="1000")
+            await extender.until(partial(runs_on, extender, node))
+        large = pod_object("large", vgpu="2", vgpu_memory="2000")
+        large["spec"]["schedulerName"] = contract.SCHEDULER_NAME
+        large["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+        await api.put("pods", large)
+        room = extender.scheduler.cluster.context.held_room
+        await extender.until(lambda: room.held is not None, seconds=60)
+        result = await aliquot(extender, "why", "team/large")
+        [held] = room.held.nodes
+        refused = await extender.filter(pod_object("other", vgpu="1", vgpu_memory="1000"), held)
+    assert result.exit_code == 4
+    assert f"room is held on node {held}" in result.output
+    assert "expected to start" in result.output
+    assert refused["FailedAndUnresolvableNodes"] == {held: SENTENCE}
+
+
+async def test_without_the_gate_no_room_is_held(api):
+    async with running(api) as extender:
+        assert extender.scheduler.scheduling.backfiller is None
+        await create(api, extender, "busy", "n1", vgpu="1", vgpu_memory="1000")
+        await create(api, extender, "large", vgpu="2", vgpu_memory="2000")
+        assert extender.scheduler.cluster.context.held_room.held is None

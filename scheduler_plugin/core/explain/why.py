@@ -50,9 +50,10 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Say when and where. Args: zone: in which times are shown."""
         where = f"room is held on node{'s' * (len(self.nodes) > 1)} {', '.join(self.nodes)}"
         if self.expected_at is None or self.earliest_at is None or self.latest_at is None:
-            return f"{where}, and it is unknown when it is free: {self.unknown} pods there have no expected end ({_RUNTIME})"
+            without = "1 pod there has" if self.unknown == 1 else f"{self.unknown} pods there have"
+            return f"{where}, and it is unknown when it is free: {without} no expected end ({_RUNTIME})"
         at, early, late = (_time_text(seconds, zone) for seconds in (self.expected_at, self.earliest_at, self.latest_at))
-        late_ones = f"; {self.overdue} pods there run longer than expected" if self.overdue else ""
+        late_ones = f"; running there for longer than expected: {self.overdue}" if self.overdue else ""
         return f"expected to start {at} (80 %: {early} to {late}); {where}{late_ones}"
 
 

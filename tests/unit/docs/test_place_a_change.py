@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 DEVELOPMENT = ROOT / "docs/development"
 PAGE = (DEVELOPMENT / "place-a-change.md").read_text()
-RECIPES = ("A setting", "A metric", "A refusal reason", "A CUDA entry point", "A drift kind", "A word of a vocabulary")
+RECIPES = ("A setting", "A metric", "A refusal reason", "A CUDA entry point", "A drift kind", "A word of a vocabulary", "A kind of owner")
 TOP_LEVEL = tuple(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".") and path.name != "build")
 
 

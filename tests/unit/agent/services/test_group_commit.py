@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ async def test_failure_of_one_grant_leaves_others_of_its_group(tmp_path, monkeyp
         prepare(one, limits, **options)
 
     def write_some(rows):
-        return {failing: StorageError("no space left on device")} | write([one for one in rows if one.grant_id != failing])
+        return {failing: StorageError("no space left on device"), **write([one for one in rows if one.grant_id != failing])}
 
     def spec_of_some(identifier, content):
         refuse(identifier)
@@ -185,7 +186,7 @@ async def test_row_on_disk_is_that_of_the_last_write_of_a_grant(tmp_path):
     one = GRANTS[0]
     await commit(manager, one)
     limits = limits_of(one, FailPolicy.CLOSED)
-    await at_once(manager, *(manager.rewrite(one, limits, lambda kind=kind: {"kind": kind}) for kind in "yz"))
+    await at_once(manager, *(manager.rewrite(one, limits, partial(dict, kind=kind)) for kind in "yz"))
     assert disk.cdi.digest(one.grant_id) == disk.cdi.digest_of({"kind": "z"})
     row = (tmp_path / "state/ledger" / f"{one.grant_id}.json").read_bytes()
     assert GRANT_ROWS.decode(row) == one

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from aliquot.contract.model import ContainerRequest, Preferences
 from aliquot.kube.errors import KubeApiError, KubeNotFoundError
+from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.adapters.kube_templates import KubeTemplates
 from scheduler_plugin.core.claims.templates import has_content, template_of
 
@@ -31,9 +32,13 @@ class Connection:
         return reply if isinstance(reply, bytes) else json.dumps(reply).encode()
 
 
+def templates_of(connection: Connection) -> KubeTemplates:
+    return KubeTemplates(cast(KubeConnection, connection))
+
+
 async def test_created_template_reads_back_with_content_and_time():
     connection = Connection()
-    api = KubeTemplates(connection)
+    api = templates_of(connection)
     assert await api.read("team", SHAPE.name) is None
     await api.create("team", SHAPE, 1e9)
     assert connection.calls[-1][1] == NAMESPACED
@@ -44,7 +49,7 @@ async def test_created_template_reads_back_with_content_and_time():
 
 async def test_touch_changes_only_the_annotation():
     connection = Connection()
-    await KubeTemplates(connection).touch("team", "x", 1e9)
+    await templates_of(connection).touch("team", "x", 1e9)
     method, path, body, content_type = connection.calls[0]
     assert (method, path, content_type) == ("PATCH", f"{NAMESPACED}/x", "application/merge-patch+json")
     assert body == {"metadata": {"annotations": {"aliquot.dev/last-used": "2001-09-09T01:46:40Z"}}}
@@ -54,9 +59,9 @@ async def test_deletion_is_of_the_version_that_was_seen():
     item = {"metadata": {"name": "x", "namespace": "team", "resourceVersion": "9", "annotations": {"aliquot.dev/last-used": "never"}}}
     path = "/apis/resource.k8s.io/v1/resourceclaimtemplates?labelSelector=aliquot.dev%2Ftranslated%3Dtrue"
     connection = Connection({f"GET {path}&limit=500": {"metadata": {}, "items": [item]}})
-    [record] = await KubeTemplates(connection).listed()
+    [record] = await templates_of(connection).listed()
     assert (record.last_used, record.spec) == (0.0, None)
-    await KubeTemplates(connection).delete(record)
+    await templates_of(connection).delete(record)
     method, path, body, _ = connection.calls[-1]
     assert (method, path, body["preconditions"]) == ("DELETE", f"{NAMESPACED}/x", {"resourceVersion": "9"})
 
@@ -68,10 +73,10 @@ async def test_names_that_pods_use_come_from_all_pages():
 
     path = "/api/v1/namespaces/team/pods?limit=500"
     connection = Connection({f"GET {path}": pods("a", "b", following="next"), f"GET {path}&continue=next": pods("c")})
-    assert await KubeTemplates(connection).used("team") == {"a", "b", "c"}
+    assert await templates_of(connection).used("team") == {"a", "b", "c"}
 
 
 async def test_reply_of_another_form_is_an_error_of_the_api():
     connection = Connection({f"GET {NAMESPACED}/x": b'{"metadata": 5}'})
     with pytest.raises(KubeApiError):
-        await KubeTemplates(connection).read("team", "x")
+        await templates_of(connection).read("team", "x")

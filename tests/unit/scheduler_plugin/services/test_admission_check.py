@@ -81,7 +81,7 @@ async def test_waiting_workload_has_reason_and_is_ready_soon_after_room() -> Non
     assert world.state_of("a") == "Ready", "two shares of 400 MiB fit on one GPU"
 
 
-async def test_race_1_stuck_for_ever_evicted_workload_gets_no_second_retry() -> None:
+async def test_race_1_stuck_for_ever_eviction_gets_no_second_retry() -> None:
     world = World()
     fill(world)
     await world.settle()
@@ -94,7 +94,7 @@ async def test_race_1_stuck_for_ever_evicted_workload_gets_no_second_retry() -> 
     assert world.state_of("a") == "Pending"
 
 
-async def test_race_1_stuck_for_ever_left_over_retry_without_quota_is_reset() -> None:
+async def test_race_1_stuck_for_ever_retry_without_quota_is_reset() -> None:
     world = World(quota_mib=0)
     item = world.submit("a")
     item["status"]["admissionChecks"] = [{"name": CHECK, "state": "Retry", "message": ""}]
@@ -115,7 +115,7 @@ async def test_race_2_stale_ready_answer_to_evicted_workload_is_refused() -> Non
     assert world.context.workload_seats.seats == 0
 
 
-async def test_race_2_stale_ready_believed_left_over_ready_is_reset_before_next_reservation() -> None:
+async def test_race_2_stale_ready_believed_is_reset_before_next_reservation() -> None:
     world = World(quota_mib=0)
     item = world.submit("a")
     item["status"]["admissionChecks"] = [{"name": CHECK, "state": "Ready", "message": "Seats are held: main n1/0"}]
@@ -128,7 +128,7 @@ async def test_race_2_stale_ready_believed_left_over_ready_is_reset_before_next_
     assert world.ready_without_seats == []
 
 
-async def test_race_3_quota_held_while_it_waits_is_given_to_waiting_workload() -> None:
+async def test_race_3_quota_held_while_waiting_goes_to_next_workload() -> None:
     world = World(quota_mib=1000)
     fill(world)
     await world.settle()
@@ -160,7 +160,7 @@ async def test_race_4_admitted_workload_never_gets_retry_when_room_is_lost() -> 
     assert states(world, "a") == ["Ready"]
 
 
-async def test_race_5_message_and_delay_that_kueue_leaves_after_reset_are_no_answer() -> None:
+async def test_race_5_message_left_after_reset_is_no_answer() -> None:
     world = World()
     reserve(world, "a")
     entry = world.entry(world.workloads["a"])
@@ -202,7 +202,7 @@ async def test_race_7_lost_reply_is_no_second_answer() -> None:
 
 
 @pytest.mark.parametrize("end", ["evict", "delete", "finish", "deactivate"])
-async def test_race_8_hold_ends_when_reservation_ends_between_ready_and_admitted(end: str) -> None:
+async def test_race_8_hold_ends_with_reservation_between_ready_and_admitted(end: str) -> None:
     world = World()
     reserve(world, "a", pod_set(2, 400))
     await look(world)
@@ -211,7 +211,7 @@ async def test_race_8_hold_ends_when_reservation_ends_between_ready_and_admitted
         world.workloads["a"]["spec"]["active"] = False
         world._touch(world.workloads["a"])
     else:
-        {"evict": world.evict, "delete": world.delete, "finish": world.finish}[end]("a")
+        getattr(world, end)("a")
     await look(world)
     assert world.context.workload_seats.seats == 0
     assert not world.state.reservations
@@ -372,3 +372,20 @@ async def test_flavor_of_missing_label_names_the_cause() -> None:
     await look(world)
     assert world.state_of("a") == "Ready"
     assert {node for node, _ in _places(world)} == {"n2"}
+
+
+@pytest.mark.parametrize(("mib", "cpu", "takes"), [(600, "2", True), (500, "1", True), (900, "1", False)])
+async def test_pod_that_a_webhook_changed_takes_a_seat_with_room_for_it(mib: int, cpu: str, takes: bool) -> None:
+    world = World(nodes={"n1": 1})
+    reserve(world, "a", pod_set(1, 600))
+    reserve(world, "b", pod_set(1, 300))
+    await look(world)
+    assert world.context.workload_seats.seats == 2
+    changed = pod_set(1, mib)
+    changed["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"] = cpu
+    world.workloads["a"]["spec"]["podSets"] = [changed]
+    world.kueue("a")
+    world.deliver()
+    [pod] = world.pods
+    assert world.context.workload_seats.has_seat(pod) is takes
+    assert world.context.workload_seats.seats == 2

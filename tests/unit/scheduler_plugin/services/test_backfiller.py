@@ -226,7 +226,7 @@ async def test_why_says_that_time_is_unknown() -> None:
     scene.state.set_pod(replace(pod, gpu=replace(pod.gpu, annotations=annotations)))
     scene.create("big")
     await scene.pass_time()
-    assert "it is unknown when it is free: 1 pods there have no expected end" in (await explained(scene, "big")).sentence
+    assert "it is unknown when it is free: 1 pod there has no expected end" in (await explained(scene, "big")).sentence
 
 
 async def test_why_names_owner_to_pod_that_is_kept_off() -> None:

@@ -5,6 +5,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
@@ -135,3 +136,34 @@ async def test_bound_pod_stops_waiting_however_it_becomes_known(told):
         for pod in pods:
             watch.pods.changed(pod)
     assert settled == ["bound", "over"]
+
+
+ENDS = {
+    "succeeded": (False, lambda watch, pod: watch.pods.changed(replace(pod, active=False)), ["p"]),
+    "left the watched phases": (False, lambda watch, pod: watch.pods.deleted(replace(pod, active=False)), ["p"]),
+    "was deleted": (True, lambda watch, pod: watch.pods.deleted(pod), []),
+    "was deleted without grace": (False, lambda watch, pod: watch.pods.deleted(replace(pod, deletion_requested=True)), []),
+    "missing in a list": (False, lambda watch, pod: watch.pods.listed([]), []),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+async def test_only_pods_that_end_by_themselves_are_reported_as_ended(name):
+    deletion, end, reported = ENDS[name]
+    watch = ClusterWatch(ClusterState(), Budgets(), cast(Any, Scene()))
+    ended: list[str] = []
+    watch.on_ended = lambda pod: ended.append(pod.uid)
+    pod = replace(make_pod("p", node="n1", vgpu="1"), deletion_requested=deletion)
+    watch.pods.listing()
+    watch.pods.listed([pod])
+    end(watch, pod)
+    assert ended == reported
+
+
+async def test_pod_that_never_ran_is_not_reported_as_ended():
+    watch = ClusterWatch(ClusterState(), Budgets(), cast(Any, Scene()))
+    ended: list[str] = []
+    watch.on_ended = lambda pod: ended.append(pod.uid)
+    watch.pods.changed(make_pod("p", vgpu="1"))
+    watch.pods.changed(make_pod("p", phase="Failed", vgpu="1"))
+    assert not ended

@@ -141,7 +141,7 @@ def test_priority_stays_where_the_pod_names_its_class() -> None:
 
 
 def test_an_operator_changes_a_class_in_one_place() -> None:
-    changed = {"interactive": {"priorityClass": "people", "memoryPercent": 0, "cores": 10, "annotations": {}}}
+    changed: dict[str, Any] = {"interactive": {"priorityClass": "people", "memoryPercent": 0, "cores": 10, "annotations": {}}}
     assert said(admitted(of_class("interactive", {VGPU: "1"}), **changed)) == ("people", {}, {VGPU: "1", CORES: "10"})
 
 
@@ -150,7 +150,7 @@ def test_an_operator_changes_a_class_in_one_place() -> None:
 
 def test_a_template_gets_the_priority_before_the_queue_reads_it() -> None:
     template = of_class("training", {VGPU: "1"})
-    job = {"metadata": {"name": "j", "labels": {QUEUE: "q"}}, "spec": {"template": template}}
+    job: dict[str, Any] = {"metadata": {"name": "j", "labels": {QUEUE: "q"}}, "spec": {"template": template}}
     apply_json_patch(job, list(Templates(Normaliser(Options(lambda _: (GPU_MIB,)))).admit("batch", "Job", job).patch))
     assert job["spec"]["template"]["spec"]["priorityClassName"] == "aliquot-training"
     assert job["metadata"]["labels"] == {QUEUE: "q"}, "Kueue takes the pods' PriorityClass"
@@ -166,7 +166,7 @@ def test_a_template_gets_the_priority_before_the_queue_reads_it() -> None:
 )
 def test_a_class_can_name_a_priority_of_kueue(labels: dict[str, str], wanted: dict[str, str]) -> None:
     options = Options(lambda _: (GPU_MIB,), classes=parse_classes({"training": {"kueuePriorityClass": "gold"}}))
-    job = {"metadata": {"name": "j", "labels": dict(labels)}, "spec": {"template": of_class("training", {VGPU: "1"})}}
+    job: dict[str, Any] = {"metadata": {"name": "j", "labels": dict(labels)}, "spec": {"template": of_class("training", {VGPU: "1"})}}
     apply_json_patch(job, list(Templates(Normaliser(options)).admit("batch", "Job", job).patch))
     assert job["metadata"]["labels"] == wanted
     pod = of_class("training", {VGPU: "1"}, labels=labels)
@@ -175,6 +175,6 @@ def test_a_class_can_name_a_priority_of_kueue(labels: dict[str, str], wanted: di
 
 def test_updates_leave_the_label_of_the_queue_as_it_is() -> None:
     options = Options(lambda _: (GPU_MIB,), classes=parse_classes({"training": {"kueuePriorityClass": "gold"}}))
-    job = {"metadata": {"name": "j", "labels": {QUEUE: "q"}}, "spec": {"template": of_class("training", {VGPU: "1"})}}
+    job: dict[str, Any] = {"metadata": {"name": "j", "labels": {QUEUE: "q"}}, "spec": {"template": of_class("training", {VGPU: "1"})}}
     patch = Templates(Normaliser(options)).admit("batch", "Job", job, job).patch
     assert not [operation for operation in patch if operation["path"] == "/metadata/labels"]

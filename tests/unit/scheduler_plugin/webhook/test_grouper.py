@@ -82,8 +82,15 @@ class Webhook:
         gang = annotations.get(contract.ANNOTATION_GANG)
         return "", None if gang is None else (gang, annotations[contract.ANNOTATION_GANG_MIN]), response.get("warnings", [])
 
-    async def _review(self, verb: Callable[[bytes], Any], pod: Json) -> Json:
-        request = {"uid": "r", "operation": "CREATE", "namespace": "team", "object": pod}
+    def warnings(self, path: str, item: Json, group: str = "") -> str:
+        """Return what another endpoint warns of; it admits every object."""
+        response = asyncio.run(self._review(self._reviews.by_path()[path], item, group))
+        assert response["allowed"]
+        return "; ".join(response.get("warnings", ()))
+
+    async def _review(self, verb: Callable[[bytes], Any], item: Json, group: str = "") -> Json:
+        kind = {"group": group, "version": "v1", "kind": item.get("kind", "Pod")}
+        request = {"uid": "r", "operation": "CREATE", "namespace": "team", "kind": kind, "object": item}
         body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
         response: Json = json.loads(await verb(body))["response"]
         return response
@@ -545,6 +552,39 @@ def test_pod_group_counts_before_owner():
     pod["metadata"] |= {"labels": dict(ASKED), "ownerReferences": [reference(indexed())]}
     cluster = Cluster(indexed(), owned("scheduling.run.ai/v2alpha2", "PodGroup", "g", {"minMember": 2}))
     assert Webhook(cluster).admit(pod) == ("", ("g", "2"), [])
+
+
+# --- templates and dry runs ------------------------------------------------------------------------------------------------
+
+NAMED_LATER: dict[str, Json] = {
+    "label": {"labels": ASKED},
+    "PodGroup": {"annotations": {"pod-group-name": "g"}},
+    "domain": {"annotations": {contract.ANNOTATION_DOMAIN: "required"}, "labels": ASKED},
+    "KAI's topology": {"annotations": {"kai.scheduler/topology-required-placement": "rack"}, "labels": ASKED},
+}
+
+
+@pytest.mark.parametrize("name", NAMED_LATER)
+def test_template_is_warned_of_gang_only_while_gate_is_closed(name):
+    item = job()
+    item["spec"]["template"]["metadata"] = NAMED_LATER[name]
+    cluster = Cluster()
+    assert Webhook(cluster).warnings("/templates/adopt", item, "batch") == ""
+    assert "its pods will be refused" in Webhook(cluster, gate=False).warnings("/templates/adopt", item, "batch")
+    assert cluster.reads == []
+
+
+def test_template_with_wrong_gang_is_warned_of_with_open_gate():
+    item = job()
+    item["spec"]["template"]["metadata"] = {"annotations": {contract.ANNOTATION_GANG: "g"}}
+    assert "its pods will be refused" in Webhook(Cluster()).warnings("/templates/adopt", item, "batch")
+
+
+def test_dry_run_reads_pod_group():
+    pod = naming("pod-group-name")
+    assert "would refuse this pod" in Webhook(Cluster()).warnings("/mutate/dry-run", pod)
+    cluster = Cluster(owned("scheduling.run.ai/v2alpha2", "PodGroup", "g", {"minMember": 3}))
+    assert "would adopt this pod" in Webhook(cluster).warnings("/mutate/dry-run", pod)
 
 
 # --- no deadlock ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 """Seats for all pods of a workload, or none; and their text form."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,8 +39,8 @@ class Cluster:
         return [(seat.node, uuid) for seat in seats for uuid in self.state.footprint_of(seat.holder)]
 
 
-def demand(count: int, mib: int = 600, name: str = "main", cpu_milli: int = 0, **limits: str) -> Demand:
-    wanted = limits or {"vgpu": "1", "vgpu_memory": str(mib)}
+def demand(count: int, mib: int = 600, name: str = "main", cpu_milli: int = 0, **limits: Any) -> Demand:
+    wanted: dict[str, Any] = limits or {"vgpu": "1", "vgpu_memory": str(mib)}
     return Demand(name, make_pod("", cpu_milli=cpu_milli, **wanted), count, NodeRules())
 
 
@@ -83,7 +84,7 @@ def test_reason_is_left_out_when_it_is_not_asked_for() -> None:
 
 
 @pytest.mark.parametrize("limits", [{}, {"mig_1g.10gb": "1"}], ids=["shares", "mig"])
-def test_seats_are_the_same_after_a_restart(limits: dict[str, str]) -> None:
+def test_seats_are_the_same_after_a_restart(limits: dict[str, Any]) -> None:
     cluster, wanted = Cluster("n1", "n2", instances=2 if limits else 0), demand(4, 500, **limits)
     text = encode_seats(cluster.state, seats := cluster.seat(wanted))
     held = sorted((node, uuid.rpartition("-")[0] if limits else uuid) for node, uuid in cluster.places(seats))
