@@ -385,7 +385,8 @@ def _unusable(ref: ClaimRef, entry: InventoryDevice, node: ClaimNode) -> Refusal
 def _room_trouble(ref: ClaimRef, shares: Sequence[DeviceShare], node: ClaimNode, identifier: str) -> Refusal | None:
     """Return a refusal if the shares do not fit beside all other grants of this node."""
     others = node.ledger.releasing((identifier,))
-    states: dict[str, DeviceState] = {state.device.uuid: state for state in others.states(node.inventory, node.shares_per_gpu)}
+    named = frozenset(share.device_uuid for share in shares)
+    states: dict[str, DeviceState] = {state.device.uuid: state for state in others.states(node.inventory, node.shares_per_gpu, named)}
     for share in shares:
         try:
             states[share.device_uuid] = states[share.device_uuid].with_share(share)

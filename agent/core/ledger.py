@@ -105,8 +105,14 @@ class Ledger:
     unclear: Mapping[str, Set[str]] = field(default_factory=dict)
     """By the id of an unclear grant: the names of its devices; empty if they are unknown, so it may be on every GPU."""
 
-    def states(self, inventory: DeviceInventory, shares_per_gpu: int) -> tuple[DeviceState, ...]:
-        """Return every GPU with its granted shares, in the form that ``placement`` uses."""
+    def states(self, inventory: DeviceInventory, shares_per_gpu: int, of: Set[str] | None = None) -> tuple[DeviceState, ...]:
+        """Return every GPU with its granted shares, in the form that ``placement`` uses.
+
+        Args: of: only these GPUs are needed. Ignored if it has another name, such as that of a MIG instance, which may be on any GPU.
+        """
+        devices = inventory.devices
+        if of is not None and of <= {entry.device.uuid for entry in devices}:
+            devices = tuple(entry for entry in devices if entry.device.uuid in of)
         promised = defaultdict(list)
         for grant in self.grants.values():
             for share in grant.shares:
@@ -119,7 +125,7 @@ class Ledger:
                 healthy=entry.healthy,
                 cordoned=entry.cordoned or bool(self.unclear_on(entry.grantable_uuids)),
             )
-            for entry in inventory.devices
+            for entry in devices
         )
 
     def unclear_on(self, device_names: Iterable[str]) -> tuple[str, ...]:
@@ -165,7 +171,8 @@ class Ledger:
         """
         before, others = self.grants.get(grant.grant_id), self.releasing((grant.grant_id,))
         if before is None or before.shares != grant.shares:
-            with_shares(others.states(inventory, shares_per_gpu), grant.shares)
+            named = frozenset(share.device_uuid for share in grant.shares)
+            with_shares(others.states(inventory, shares_per_gpu, named), grant.shares)
         return replace(others, grants={**others.grants, grant.grant_id: grant})
 
     def adopting(self, grants: Iterable[Grant]) -> "Ledger":

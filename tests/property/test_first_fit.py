@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from aliquot.contract.units import parse_quantity
-from scheduler_plugin.core.claims.first_fit import Device, Taken, Usage, predict
+from scheduler_plugin.core.claims.first_fit import Device, SearchTooLongError, Taken, Usage, predict
 from scheduler_plugin.core.claims.objects import claim_of, devices_of
 
 MODULE = Path(__file__).parent.parent / "e2e/cluster"
-CASES = 400
+CASES = 300
 """Of a run of the suite; about half of them fit."""
 DRIVER, NODE = "gpu.aliquot.dev", "node-1"
 NUMA = "resource.kubernetes.io/numaNode"
@@ -206,9 +206,14 @@ def as_taken(result: Json) -> Taken:
     return Taken(result["request"], _key(result), consumed)
 
 
+@pytest.mark.timeout(1200)  # the first run builds Kubernetes' modules
 @settings(max_examples=CASES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(cases())
 def test_prediction_is_the_allocation_of_kubernetes(allocator: Allocator, case: Json) -> None:
+    try:
+        prediction = predicted(case)
+    except SearchTooLongError:  # the allocator would take as many steps
+        reject()
     found = allocator.allocate(case)
     expected = None if found is None else [[as_taken(result) for result in results] for results in found]
-    assert predicted(case) == expected
+    assert prediction == expected

@@ -15,8 +15,14 @@ from enum import Enum
 from fractions import Fraction
 from typing import Final
 
+from scheduler_plugin.errors import SchedulerError
+
 MOST_DEVICES: Final = 32
 """Devices of one claim."""
+
+MOST_STEPS: Final = 50_000
+"""Devices that one search tries. The number of combinations grows without a bound, for instance where many equal requests just do not fit;
+kube-scheduler gives up after 10 s on a node."""
 
 DeviceKey = tuple[str, str, str]
 """Driver, pool and name."""
@@ -149,9 +155,17 @@ Selects = Callable[[str, Device], bool]
 
 
 def predict(devices: Sequence[Device], usage: Usage, claims: Sequence[Claim], selects: Selects) -> Sequence[Sequence[Taken]] | None:
-    """Return the devices of each claim; None if the claims do not fit together. Args: devices: of the node, in the search's order."""
+    """Return the devices of each claim; None if the claims do not fit together.
+
+    Args:   devices: of the node, in the search's order.
+    Raises: SearchTooLongError: there are too many combinations.
+    """
     search = _Search(devices, usage, claims, selects)
     return search.taken if search.claim(0) is _Outcome.FOUND else None
+
+
+class SearchTooLongError(SchedulerError):
+    """A search was given up. kube-scheduler may still find devices, or give up too."""
 
 
 class _Outcome(Enum):
@@ -170,6 +184,7 @@ class _Search:
         self._alone = set(usage.alone)
         self._consumed = {key: dict(amounts) for key, amounts in usage.consumed.items()}
         self._by_key = {device.key: device for device in devices}
+        self._steps = 0
         self._met: dict[tuple[str, DeviceKey], bool] = {}
 
     def claim(self, number: int) -> _Outcome:
@@ -198,6 +213,9 @@ class _Search:
             return _Outcome.TOO_MANY
         for position in range(start, len(self._devices)):
             device = self._devices[position]
+            self._steps += 1
+            if self._steps > MOST_STEPS:
+                raise SearchTooLongError(f"no devices found among {MOST_STEPS} combinations")
             consumed = self._fitting(number, request, device)
             if consumed is None:
                 continue

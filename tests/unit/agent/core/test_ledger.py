@@ -107,3 +107,19 @@ def test_each_interface_waits_for_grants_of_the_other():
 def test_row_of_claim_survives_encoding_and_rows_without_claim_are_read():
     for one in (claim_grant("train", share(0)), grant(ids("0:0"))):
         assert GRANT_ROWS.decode(GRANT_ROWS.encode(one)) == one
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        pytest.param({"GPU-1"}, ["GPU-1"], id="one GPU"),
+        pytest.param(set(), [], id="none"),
+        pytest.param({"GPU-1", "MIG-2-0"}, ["GPU-0", "GPU-1", "GPU-2"], id="an instance may be on any GPU"),
+        pytest.param({"GPU-7"}, ["GPU-0", "GPU-1", "GPU-2"], id="unknown GPU"),
+    ],
+)
+def test_states_of_named_gpus_equal_those_of_all(named, found):
+    some = ledger(grant(ids("0:0"), share(0, 600, cores=50)), grant(ids("0:1"), share(1, 100)))
+    states = some.states(INVENTORY, 16, named)
+    assert [state.device.uuid for state in states] == found
+    assert set(states) <= set(some.states(INVENTORY, 16))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Templates are made before their pods are admitted, whoever makes them, and are deleted only when no pod can come to need them."""
+"""Templates are made before their pods are admitted, by any replica, and are deleted only when no pod can come to need them."""
 
 from dataclasses import replace
 
