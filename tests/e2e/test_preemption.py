@@ -13,7 +13,7 @@ DELAY_SECONDS = 12
 START_SECONDS = 120
 
 
-def test_running_pod_ends_after_min_runtime_and_after_delay_of_the_waiting_pod(kubectl: Kubectl, product: Kubectl) -> None:
+def test_running_pod_ends_after_min_runtime_and_delay_of_waiting_pod(kubectl: Kubectl, product: Kubectl) -> None:
     del product
     kubectl.apply(whole_node("first", LOW, {contract.ANNOTATION_MIN_RUNTIME: f"{MIN_RUNTIME_SECONDS}s"}))
     began = moment(kubectl.wait_for_phase("first", "Running")["status"]["startTime"])
