@@ -2,8 +2,8 @@
 """A stand-in for ``nvidia-cuda-mps-control``: the same command line, environment, pipe directory and commands, without a GPU.
 
 ``-d`` starts a daemon that listens in the pipe directory. Without arguments, the program sends the commands of standard input to it. In
-addition to the real commands, ``fake-start-server PID``, ``fake-fault PID`` and ``fake-hang`` simulate clients and faults. As the real
-daemon it appends five lines to its log for each command.
+addition to the real commands, ``fake-start-server PID``, ``fake-fault PID`` and ``fake-hang`` simulate clients and faults; after the last
+the daemon replies no more. As the real daemon it appends five lines to its log for each command.
 """
 
 import os
@@ -56,12 +56,12 @@ def serve(listener: socket.socket, log: TextIO) -> None:
             continue
         with connection:
             command = connection.makefile().readline().split()
-            if command[:1] == ["fake-hang"]:
-                time.sleep(3600)
             reply = answer(command, servers)
             for line in ("Accepting connection...", "NEW UI", f"Cmd:{' '.join(command)}", reply.strip(), "UI closed"):
                 print(f"[{time.strftime('%F %T')} Control {os.getpid():5}] {line}", file=log, flush=True)
             connection.sendall(reply.encode())
+        if command[:1] == ["fake-hang"]:
+            time.sleep(3600)
         if command[:1] == ["quit"]:
             (pipes() / "control").unlink()
             return

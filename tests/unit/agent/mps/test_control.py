@@ -97,9 +97,10 @@ def test_killed_daemon_does_not_answer_and_can_be_restarted(control):
 def test_a_daemon_that_hangs_is_ended_by_force(control, monkeypatch):
     control.start(GPU)
     pid = control.daemon_pid()
+    control.tell("fake-hang")
     monkeypatch.setattr(control, "_timeout_seconds", 0.3)
     with pytest.raises(MpsError, match=r"has not ended within 0\.3 s"):
-        control.tell("fake-hang")
+        control.tell("get_server_list")
     assert not control.answers(GPU)
     control.stop(GPU)
     wait_gone(pid)
