@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from aliquot import contract
 from aliquot_lab.standin.agentprocess import AgentProcess
 from aliquot_lab.standin.node import Node
 from tests.integration.agent_nodes import container, eventually, grants, log_of, make_node, manifest, running
@@ -99,6 +100,8 @@ async def test_second_agent_takes_over_when_the_first_ends(end):
         async with second_agent(node) as second:
             await (node.agent.stop() if end == "stop" else node.agent.kill())
             await second.until_ready()
+            # No scheduler waits for the devices here: kubelet rejects a pod that comes before them.
+            await eventually(lambda: node.allocatable(contract.RESOURCE_VGPU) == 32, "kubelet has the devices of the second agent")
             node.create_pod(manifest("after", container(mib=512)))
             await running(node, "after")
             assert [grant for grant in grants(node) if grant["pod"] == "before"] == granted
