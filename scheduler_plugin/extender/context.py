@@ -16,6 +16,7 @@ from scheduler_plugin.extender.group_rounds import GroupRounds
 from scheduler_plugin.extender.held_room import HeldRoom
 from scheduler_plugin.extender.node_list import NodeLists
 from scheduler_plugin.extender.pod_query import PodQueries
+from scheduler_plugin.extender.put_off import PutOff
 from scheduler_plugin.extender.reservations import Reservations
 from scheduler_plugin.extender.score_texts import ScoreTexts
 from scheduler_plugin.extender.seats import Seats
@@ -48,6 +49,7 @@ class ExtenderContext:
     held_room: HeldRoom
     gangs: Gangs
     groups: GroupRounds
+    put_off: PutOff
     budgets: Budgets
 
     @classmethod
@@ -72,6 +74,7 @@ class ExtenderContext:
             HeldRoom(state, shapes),
             gangs,
             GroupRounds(state, clock.monotonic),
+            PutOff(),
             Budgets(),
         )
 

@@ -118,7 +118,9 @@ async def choose_victims(context: ExtenderContext, body: bytes, on_reply: Callab
     pod = context.calls.pods.read(args.pod).pod
     proposed = _proposed(args)
     wire.check_count(len(proposed))
-    if may_preempt_from(pod) > context.clock.now():
+    now = context.clock.now()
+    if (from_then := may_preempt_from(pod)) > now:
+        context.put_off.until(pod.uid, from_then)
         return wire.preempt_result({})
     members, chosen = members_with(context, pod), {node: frozenset(_uids(victims)) for node, victims in proposed.items()}
     own = gang_of_pod(pod)
@@ -137,6 +139,8 @@ async def choose_victims(context: ExtenderContext, body: bytes, on_reply: Callab
     reply = await _search_nodes(context, search, proposed)
     if reply:
         context.gangs.unhelped.pop(pod.uid, None)
+    else:
+        context.put_off.until_one_may_end(pod.uid, (_known(context, victims) for victims in chosen.values()), now)
     on_reply(len(reply), search.tried - len(reply), search.added)
     return wire.preempt_result(reply)
 

@@ -95,8 +95,8 @@ def gang(name: str, minimum: int, **further: str) -> dict[str, str]:
 def running_fleet(cluster: Cluster, cliques: Mapping[str, str]) -> Iterator[Fleet]:
     """Have nodes and schedulers inside the block, whose pods are gone before it ends. Args: cliques: by node, its NVLink fabric."""
     everywhere = cluster.kubectl()
-    everywhere.run("apply", f"--filename={ROOT}/deploy/daemonset/base/crd-gpunodes.yaml")
-    everywhere.run("apply", f"--filename={ROOT}/deploy/daemonset/scheduler/priority-classes.yaml")
+    made = [f"--filename={ROOT}/deploy/daemonset/{name}.yaml" for name in ("base/crd-gpunodes", "scheduler/priority-classes")]
+    everywhere.run("apply", *made)
     everywhere.wait_until_served("gpunodes.aliquot.dev")
     processes = schedulers(cluster)[contract.SCHEDULER_NAME]
     with fake_nodes_kept_ready(cluster):
@@ -111,8 +111,7 @@ def running_fleet(cluster: Cluster, cliques: Mapping[str, str]) -> Iterator[Flee
                 cluster.stop(name)
             everywhere.delete("gpunodes", *cliques)
             everywhere.delete("nodes", *cliques)
-            everywhere.delete("crd", "gpunodes.aliquot.dev")
-            everywhere.delete("priorityclasses", HIGH, LOW)
+            everywhere.run("delete", *made)
 
 
 def _make_nodes(api: Api, cliques: Mapping[str, str]) -> None:

@@ -53,8 +53,7 @@ def test_held_room_is_for_its_owner_and_for_short_pods(kubectl: Kubectl, holding
     kubectl.apply(whole("runs", GPUS - 2, "1h"))
     kubectl.wait_for_phase("runs", "Running", seconds=START_SECONDS)
     kubectl.apply(whole("large", GPUS))
-    eventually(lambda: why(kubectl, "large").get("start"), "room for the large pod", seconds=START_SECONDS)
-    start = why(kubectl, "large")["start"]
+    start = eventually(lambda: why(kubectl, "large").get("start"), "room for the large pod", seconds=START_SECONDS)
     assert start["earliest_at"] <= start["expected_at"] <= start["latest_at"]
 
     # Two GPUs are free. A pod without a runtime and one that runs for too long wait; a short one starts.

@@ -60,7 +60,7 @@ def pods_wanted(items: list[Object]) -> int:
 
 _PODS = {
     "Pod": lambda _: 1,
-    "Job": lambda spec: spec["parallelism"],
+    "Job": lambda spec: spec.get("parallelism", 1),
     "Deployment": lambda spec: spec["replicas"],
 }
 

@@ -40,10 +40,11 @@ def nodes(without_product: None, node: Cluster) -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def fleet(nodes: Fleet, kubectl: Kubectl) -> Fleet:
-    """The nodes, for pods in a namespace of the test's own, which ends with them."""
+def fleet(nodes: Fleet, kubectl: Kubectl) -> Iterator[Fleet]:
+    """The nodes, for pods in a namespace of the test's own."""
     nodes.wait_until_it_answers()
-    return replace(nodes, kubectl=kubectl)
+    yield replace(nodes, kubectl=kubectl)
+    kubectl.run("delete", "pods", "--all", "--force", "--grace-period=0")  # no kubelet has to end them
 
 
 def test_gang_goes_to_the_clique_with_room_or_waits_and_says_why(fleet: Fleet) -> None:
