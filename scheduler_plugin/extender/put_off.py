@@ -28,7 +28,7 @@ class PutOff:
         self._from[uid] = moment
 
     def until_one_may_end(self, uid: str, proposals: Iterable[Iterable[PodFacts]], now: float) -> None:
-        """Note when the first of several nodes may be freed, if that is not now. Args: proposals: for each node, the pods that would end."""
+        """Note when the first of several nodes may be freed, if that is not now. Args: proposals: for each node, the pods to end."""
         moments = [max(map(may_end_from, victims), default=-inf) for victims in proposals]
         later = [now + NOT_STARTED_SECONDS if moment == inf else moment for moment in moments if moment > now]
         if later:
