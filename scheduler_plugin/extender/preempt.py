@@ -268,13 +268,13 @@ def members_with(context: ExtenderContext, pod: PodFacts) -> list[PodFacts]:
 
 def _others_end_for(context: ExtenderContext, members: Sequence[PodFacts]) -> bool:
     """Whether all of these pods have a place once the pods end that are ending on their reserved or nominated nodes."""
+    all_reserved = all(member.uid in context.state.reservations for member in members)
+    if all_reserved and len(members) > 1:
+        return True  # our own evictions free it: some of those pods are gone already, others are evicted next
     nodes = _nodes_being_freed(context, members)
     ending = [uid for node in nodes for uid in ending_already(context, node)]
-    if not ending:
-        return False
-    all_reserved = all(member.uid in context.state.reservations for member in members)
-    if len(members) == 1 or all_reserved:
-        return all_reserved
+    if not ending or len(members) == 1:
+        return bool(ending) and all_reserved
     planner = context.gangs.planner
     with planner.trying(members), context.state.without_all(ending):
         return all(planner.expect(member, None, inf) for member in members)
