@@ -120,7 +120,7 @@ async def choose_victims(context: ExtenderContext, body: bytes, on_reply: Callab
     wire.check_count(len(proposed))
     now = context.clock.now()
     if (from_then := may_preempt_from(pod)) > now:
-        context.put_off.until(pod.uid, from_then)
+        context.put_off.until(pod.uid, from_then, proposed)
         return wire.preempt_result({})
     members, chosen = members_with(context, pod), {node: frozenset(_uids(victims)) for node, victims in proposed.items()}
     own = gang_of_pod(pod)
@@ -140,7 +140,7 @@ async def choose_victims(context: ExtenderContext, body: bytes, on_reply: Callab
     if reply:
         context.gangs.unhelped.pop(pod.uid, None)
     else:
-        context.put_off.until_one_may_end(pod.uid, (_known(context, victims) for victims in chosen.values()), now)
+        context.put_off.until_victims_may_end(pod.uid, {node: _known(context, victims) for node, victims in chosen.items()}, now)
     on_reply(len(reply), search.tried - len(reply), search.added)
     return wire.preempt_result(reply)
 

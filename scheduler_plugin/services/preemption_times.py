@@ -32,10 +32,6 @@ class PreemptionTimes:
             await asyncio.sleep(PERIOD_SECONDS)
             await self.step()
 
-    def _waits(self, uid: str) -> bool:
-        pod = self._context.state.pods.get(uid)
-        return pod is not None and not pod.node_name
-
     async def step(self) -> None:
         """Look once."""
         since, now = self._looked_at, self._context.clock.now()
@@ -46,9 +42,6 @@ class PreemptionTimes:
         async for pod in in_batches(list(state.pods.values()), MAX_PER_BATCH):
             if pod.node_name and since < may_end_from(pod) <= now:
                 state.note_pods_changed(pod.node_name)
-        due = dict.fromkeys(self._context.put_off.due(now, self._waits))
         async for decision in in_batches(self._context.decisions.waiting(), MAX_PER_BATCH):
             if since < may_preempt_from(decision.pod) <= now:
-                due[decision.pod.uid] = None
-        for uid in due:
-            await self._retry(uid)
+                await self._retry(decision.pod.uid)

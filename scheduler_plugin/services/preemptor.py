@@ -142,6 +142,7 @@ class Preemptor:
             self._rest_after(begun, decision.pod, self._gang_pauses.serving)
         else:
             await self._serve_unhelped(begun)
+            await self._serve_put_off()
 
     def look_again(self, uid: str) -> None:
         """End a pod's pause, because other victims may help it now."""
@@ -304,6 +305,21 @@ class Preemptor:
                     await self._carry_out(plan, pod)
                 self._rest_after(begun, pod, self._gang_pauses.serving)
                 return
+
+    async def _serve_put_off(self) -> None:
+        """Make room for pods for which others may end now, but could not when kube-scheduler proposed it. Gangs are served above."""
+        for uid, nodes in self._context.put_off.take_due(self._context.clock.now()).items():
+            best: EvictionPlan | None = None
+            for node in nodes[:MAX_TRIED_NODES]:
+                await asyncio.sleep(0)
+                pod = self._context.state.pods.get(uid)
+                if pod is None or not self._may_be_helped(pod) or gang_of_pod(pod) is not None:
+                    break
+                plan = plan_eviction(self._context, pod, node, self._evictions.refused)
+                if plan is not None and plan.ended and (best is None or plan.cost < best.cost):
+                    best = plan
+            if best is not None and (waiting := self._context.state.pods.get(uid)) is not None:
+                await self._carry_out(best, waiting)
 
     def _may_be_helped(self, pod: PodFacts) -> bool:
         """Whether a pod waits, may preempt, and no pod ends for it yet."""

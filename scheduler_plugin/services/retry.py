@@ -284,10 +284,9 @@ class Retry:
         """Make kube-scheduler retry a waiting pod now."""
         undecided = self.undecided.pop(uid)
         decision = self._context.decisions.by_uid.get(uid, undecided)
-        # Without a decision kube-scheduler refused every node by its own sums, and never called filter.
-        pod = self._context.state.pods.get(uid) if decision is None else decision.pod
-        if pod is None or pod.node_name or (decision is not None and decision.fitting):
+        if decision is None or decision.fitting:
             return
+        pod = decision.pod
         self._context.decisions.forget(uid)
         value = f"{self._started_at}-{self._context.state.columns.change_count}"  # the counter alone starts again with each process
         annotations = {contract.ANNOTATION_RETRY: value}
@@ -297,7 +296,7 @@ class Retry:
         except KubeRefusedError as exc:
             logger.debug("a waiting pod no longer exists: %s", exc)
         except KubeApiError as exc:
-            if decision is not None and uid in self._context.state.pods and uid not in self._context.decisions.by_uid:
+            if uid in self._context.state.pods and uid not in self._context.decisions.by_uid:
                 if decision is undecided:
                     self.undecided.put(decision)
                 else:

@@ -66,28 +66,24 @@ async def test_waiting_pods_are_tried_when_the_minimum_is_over():
 
 
 @pytest.mark.parametrize(
-    ("minimum", "annotations", "tried_at"),
+    ("started_at", "annotations", "from_then"),
     [
-        pytest.param(("0", "60s"), {}, 61.0, id="victim runs for its minimum"),
-        pytest.param((None, "60s"), {}, 11.0, id="victim has not started"),
-        pytest.param(("-100", "60s"), {DELAY: "30s"}, 41.0, id="pod waits for its delay"),
+        pytest.param(0.0, {}, 60.0, id="victim runs for its minimum"),
+        pytest.param(-100.0, {DELAY: "30s"}, 40.0, id="pod waits for its delay"),
     ],
 )
-async def test_pod_that_filter_never_saw_is_tried_when_its_time_has_come(minimum, annotations, tried_at):
-    """kube-scheduler refused the node by its own sums: it proposes victims, and there is no decision."""
+async def test_pods_end_for_pod_that_filter_never_saw_when_its_time_has_come(started_at, annotations, from_then):
+    """kube-scheduler refused the node by its own sums: it proposes victims once, and there is no decision."""
     scene = Scene()
-    started, least = minimum
-    protect(scene, "n1-0", None if started is None else float(started), least)
-    scene.state.set_pod(make_pod("uid-important", vgpu="1", vgpu_memory="600", annotations=annotations))
-    service = service_of(scene)
-    assert await proposed(scene, annotations, uid="uid-important", creationTimestamp="1970-01-01T00:00:10Z") == {}
-    scene.now = tried_at - 2.0
-    await service.step()
-    assert scene.retried == []
-    scene.now = tried_at
-    for _ in range(2):
-        await service.step()
-    assert scene.retried == ["uid-important"], "once"
+    protect(scene, "n1-0", started_at)
+    uid = scene.refused("important", annotations)
+    scene.context.decisions.forget(uid)
+    created = "1970-01-01T00:00:10Z"
+    assert await proposed(scene, annotations, uid=uid, creationTimestamp=created) == {}
+    scene.state.set_pod(replace(scene.state.pods[uid], created_at=10.0))
+    assert await scene.after(from_then - 1.0) == []
+    assert await scene.after(2.0) == ["n1-0"]
+    assert await scene.after(2.0) == ["n1-0"], "once"
 
 
 async def test_no_pod_ends_before_the_delay_is_over():
