@@ -72,7 +72,7 @@ async def test_waiting_pods_are_tried_when_the_minimum_is_over():
         pytest.param(-100.0, {DELAY: "30s"}, 40.0, id="pod waits for its delay"),
     ],
 )
-async def test_pods_end_for_pod_that_filter_never_saw_when_its_time_has_come(started_at, annotations, from_then):
+async def test_pods_end_in_time_for_pod_that_filter_never_saw(started_at, annotations, from_then):
     """kube-scheduler refused the node by its own sums: it proposes victims once, and there is no decision."""
     scene = Scene()
     protect(scene, "n1-0", started_at)
