@@ -88,8 +88,9 @@ def describe(*, kind: str, name: str, namespace: str | None, output: Output, tar
 def _pods(cluster: Cluster, names: Sequence[str], namespace: str | None, node_names: Sequence[str]) -> list[GpuPod]:
     listed = gpu_pods(cluster, namespace)
     chosen = [pod for pod in listed if _is_chosen(pod, names, node_names)]
-    if missing := [name for name in names if name not in {pod.name for pod in chosen}]:
-        raise NotFoundError(f"no pod that requests GPUs is named {', '.join(missing)}" + (f" in {namespace}" if namespace else ""))
+    if missing := set(names) - {pod.name for pod in chosen}:
+        where = f" in {namespace}" if namespace else ""
+        raise NotFoundError(f"no pod that requests GPUs is named {', '.join(sorted(missing, key=names.index))}{where}")
     on_nodes = sorted({pod.node for pod in chosen if pod.node})
     return with_shares(chosen, nodes(cluster, on_nodes, all_of_them=False)) if on_nodes else chosen
 
