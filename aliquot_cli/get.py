@@ -13,14 +13,13 @@ from aliquot_cli.errors import NotFoundError
 from aliquot_cli.model import Gpu, Node
 from aliquot_cli.names import find_gpu
 from aliquot_cli.options import cluster_options, namespace_options, node_option, output_option
-from aliquot_cli.output import UNKNOWN, Cell, Column, Output, document, memory, number, percent, table
+from aliquot_cli.output import UNKNOWN, Cell, Column, Output, document, memory, number, percent, table, terminal_width
 from aliquot_cli.pods import GpuPod, gpu_pods, with_shares
 from aliquot_cli.source import nodes
 from aliquot_cli.top import GPU_COLUMNS, NODE_COLUMNS, SHARE_COLUMNS, Row
 
 T = TypeVar("T", Gpu, Node, GpuPod)
 
-_LONGEST_REASON = 60
 _PHASE_COLOURS = {"Running": "green", "Succeeded": "green", "Pending": "yellow", "Failed": "red"}
 
 POD_COLUMNS: Sequence[Column[GpuPod]] = (
@@ -31,8 +30,8 @@ POD_COLUMNS: Sequence[Column[GpuPod]] = (
     Column("GPUS", lambda pod: _gpus(pod)),
     Column("USED/REQUESTED", lambda pod: f"{memory(pod.used_bytes)}/{memory(pod.memory_bytes)}"),
     Column("CORES", lambda pod: number(pod.cores_percent, "%")),
-    Column("REASON", lambda pod: _shortened(pod.waits_for)),
     Column("DEVICES", lambda pod: ",".join(pod.assigned) or UNKNOWN, wide=True),
+    Column("REASON", lambda pod: pod.waits_for, is_sentence=True),
 )
 
 
@@ -103,17 +102,12 @@ def _is_chosen(pod: GpuPod, names: Sequence[str], node_names: Sequence[str]) -> 
 def _listing(columns: Sequence[Column[T]], rows: Sequence[T], what: str, output: Output) -> str:
     if output.for_programs:
         return document({what: [asdict(row) for row in rows]}, output)
-    return "\n".join(table(columns, rows, output))
+    return "\n".join(table(columns, rows, output, width=terminal_width()))
 
 
 def _gpus(pod: GpuPod) -> str:
     whole = [str(pod.vgpus)] if pod.vgpus else []
     return ",".join(whole + [f"{name.rpartition('/')[2]}={count}" for name, count in pod.other.items()]) or UNKNOWN
-
-
-def _shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST_REASON else f"{line[: _LONGEST_REASON - 1]}…"
 
 
 # --- describe -------------------------------------------------------------------------------------------------------
@@ -128,7 +122,7 @@ def _share_table(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield "Shares:" if rows else "No shares"
     if rows:
-        yield from (f"  {line}" for line in table(SHARE_COLUMNS, rows, Output.WIDE))
+        yield from table(SHARE_COLUMNS, rows, Output.WIDE, indent="  ")
 
 
 def _describe_gpu(gpu: Gpu) -> Iterator[str]:
