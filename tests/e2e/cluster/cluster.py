@@ -202,7 +202,7 @@ class Cluster:
 def running_cluster() -> Iterator[Cluster]:
     """A cluster for the time of a block: one of its own, or the one that ``up`` left running. Two runs on one machine take turns."""
     BUILD.mkdir(parents=True, exist_ok=True)
-    with (BUILD / "lock").open("w") as lock:
+    with RUN.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         cluster = Cluster()
         if cluster.is_up():
