@@ -218,8 +218,9 @@ def running_cluster() -> Iterator[Cluster]:
 def base_images() -> list[Path]:
     """The images every cluster has: the pause container and busybox."""
     pause, busybox = BUILD / "images/pause.tar", BUILD / "images/busybox.tar"
-    images.busybox_image(pause, PAUSE_IMAGE, ["/bin/busybox", "sleep", "infinity"])
-    images.busybox_image(busybox, BUSYBOX_IMAGE, ["/bin/sh"])
+    with images.one_process():
+        images.busybox_image(pause, PAUSE_IMAGE, ["/bin/busybox", "sleep", "infinity"])
+        images.busybox_image(busybox, BUSYBOX_IMAGE, ["/bin/sh"])
     return [pause, busybox]
 
 
