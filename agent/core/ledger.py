@@ -10,7 +10,7 @@ nothing more is granted on its devices until it has ended.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from agent.core.identity import Holder
@@ -113,10 +113,7 @@ class Ledger:
         devices = inventory.devices
         if of is not None and of <= {entry.device.uuid for entry in devices}:
             devices = tuple(entry for entry in devices if entry.device.uuid in of)
-        promised = defaultdict(list)
-        for grant in self.grants.values():
-            for share in grant.shares:
-                promised[share.device_uuid].append(share)
+        promised = self._shares_by_device()
         return tuple(
             DeviceState.of(
                 entry.device,
@@ -127,6 +124,14 @@ class Ledger:
             )
             for entry in devices
         )
+
+    def _shares_by_device(self) -> Mapping[str, Sequence[DeviceShare]]:
+        """Return the granted shares by the name of their device; an empty sequence for any other name."""
+        found = defaultdict(list)
+        for grant in self.grants.values():
+            for share in grant.shares:
+                found[share.device_uuid].append(share)
+        return found
 
     def unclear_on(self, device_names: Iterable[str]) -> tuple[str, ...]:
         """Return the ids of the unclear grants that may be on one of these devices."""
