@@ -4,6 +4,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -12,11 +13,8 @@ import yaml
 from kubernetes.utils.quantity import parse_quantity
 
 from aliquot import contract
-from release.archive import write_archive
-from tests.e2e.cluster import images
 from tests.e2e.cluster.cluster import Cluster
-from tests.e2e.cluster.host import KUEUE, built_programs, module_source
-from tests.e2e.cluster.paths import BUILD
+from tests.e2e.controllers import KUEUE_CONTROLLER, installed
 from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import (
     CLIENT_IMAGE,
@@ -32,39 +30,23 @@ from tests.rendering import DEPLOY, EXAMPLES
 
 SHIPPED = DEPLOY / "kueue"
 CONFIGURATION = "controller_manager_config.yaml"
-IMAGE = "aliquot.test/kueue:e2e"
-SYSTEM = "kueue-system"
 QUEUE = "kueue.x-k8s.io/queue-name"
-NOBODY = 65532
 START_SECONDS = 90
 HALF_LIFE_SECONDS = 10
 WHOLE = Slice(GPU_MEMORY_MIB)
-CERTIFIED_SECONDS = 300
-"""Kueue is ready once kubelet has renewed the files of the Secret it wrote its certificate to: up to ninety seconds on an idle node."""
 
 
 @pytest.fixture(scope="module")
 def kueue(product: Kubectl, node: Cluster) -> Iterator[Kubectl]:
-    """The product together with Kueue, from Kueue's own manifests with our sections of its configuration; gone afterwards."""
-    rootfs = images.Rootfs(files={"manager": built_programs(KUEUE) / "kueue"})
-    archive = BUILD / "images/kueue.tar"
-    write_archive(archive, IMAGE, [rootfs.layer()], {"Entrypoint": ["/manager"], "User": str(NOBODY)})
-    node.import_image(archive)
-    objects = list(yaml.safe_load_all(product.run("kustomize", str(module_source(KUEUE.module) / "config/default"))))
-    [manager] = [item for item in objects if item["kind"] == "Deployment"]
-    manager["spec"]["template"]["spec"]["containers"][0].update(image=IMAGE, imagePullPolicy="IfNotPresent")
+    """The product together with Kueue, which has our sections in its configuration; gone afterwards."""
+    with installed(product, node, replace(KUEUE_CONTROLLER, configure=configure)):
+        yield product
+
+
+def configure(objects: Sequence[Object]) -> None:
+    """Put our sections into Kueue's configuration."""
     [configuration] = [item["data"] for item in objects if item["kind"] == "ConfigMap" and CONFIGURATION in item["data"]]
     configuration[CONFIGURATION] = yaml.safe_dump({**yaml.safe_load(configuration[CONFIGURATION]), **our_sections()})
-    try:
-        product.run("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump_all(objects))
-        system = product.within(SYSTEM)
-        eventually(lambda: ready(system), "Kueue to be ready", seconds=CERTIFIED_SECONDS, otherwise=lambda: why_not_ready(system))
-        eventually(lambda: serves(product), "Kueue's webhooks to answer", seconds=START_SECONDS)
-        yield product
-    finally:
-        objects.sort(key=lambda item: "WebhookConfiguration" not in item["kind"])  # they refuse everybody's pods once Kueue is not there
-        text = yaml.safe_dump_all(objects)
-        product.run("delete", "--ignore-not-found", "--filename=-", stdin=text, timeout_seconds=START_SECONDS)
 
 
 def our_sections() -> Object:
@@ -85,33 +67,6 @@ def shipped(kubectl: Kubectl, name: str) -> Iterator[None]:
         kubectl.run("delete", "jobs,statefulsets", "--all", "--now", "--cascade=foreground", timeout_seconds=START_SECONDS)
         for item in reversed(objects):
             kubectl.delete(f"{item['kind'].lower()}.kueue.x-k8s.io", item["metadata"]["name"])
-
-
-def ready(system: Kubectl) -> bool:
-    """Whether Kueue's one pod is ready."""
-    [deployment] = system.all("deployments")
-    return bool(deployment.get("status", {}).get("readyReplicas"))
-
-
-def why_not_ready(system: Kubectl) -> str:
-    """What there is to say of a Kueue that is not ready: its pods, and the last lines of each that ran."""
-    said = []
-    for pod in system.all("pods"):
-        name = pod["metadata"]["name"]
-        said.append(system.explain(name))
-        if pod["status"].get("containerStatuses", [{}])[0].get("containerID"):
-            said.append(system.logs(name, "--tail=12"))
-    return "\n".join(said)
-
-
-def serves(kubectl: Kubectl) -> bool:
-    """Whether Kueue takes objects: its certificate comes a moment after its pod."""
-    flavor = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ResourceFlavor", "metadata": {"name": "probe"}}
-    try:
-        kubectl.run("apply", "--dry-run=server", "--filename=-", stdin=yaml.safe_dump(flavor))
-    except AssertionError:
-        return False
-    return True
 
 
 @pytest.fixture
