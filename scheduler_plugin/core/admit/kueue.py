@@ -84,11 +84,32 @@ class Workload:
     """In seconds since 1970."""
     reserved_at: float = 0.0
     """When it got its quota, in whole seconds since 1970: pods of an earlier reservation are older."""
+    first_slice: str = ""
+    """Of an elastic job: the name of its first workload. Its pods carry that one's annotations, also after it has grown."""
+    replaces: str = ""
+    """Of an elastic job that grows: the name of the workload for its old size."""
+    was_evicted: bool = False
+    """Whether it lost its quota once."""
 
     @property
     def key(self) -> tuple[str, str]:
         """Namespace and name."""
         return self.namespace, self.name
+
+    @property
+    def hold_name(self) -> str:
+        """The name by which its pods find their seats."""
+        return self.first_slice or self.name
+
+    @property
+    def hold_key(self) -> tuple[str, str]:
+        """Namespace and that name."""
+        return self.namespace, self.hold_name
+
+    @property
+    def keeps_pods(self) -> bool:
+        """Whether pods from before its reservation are its own: those of the old size."""
+        return bool(self.replaces) and not self.was_evicted
 
     @property
     def waits_for_quota(self) -> bool:
@@ -221,7 +242,8 @@ def decode_workload(raw: bytes | msgspec.Raw) -> Workload:
     """Read a workload. Raises msgspec.DecodeError."""
     item = msgspec.json.decode(raw, type=_WorkloadObject)
     metadata, status = item.metadata, item.status
-    true = {one.type: one.last_transition_time for one in status.conditions or () if one.status == "True"}
+    annotations, conditions = metadata.annotations or {}, status.conditions or ()
+    true = {one.type: one.last_transition_time for one in conditions if one.status == "True"}
     created, reserved = metadata.creation_timestamp, true.get("QuotaReserved")
     return Workload(
         metadata.namespace,
@@ -239,6 +261,9 @@ def decode_workload(raw: bytes | msgspec.Raw) -> Workload:
         frozenset(owner.uid for owner in metadata.owner_references or ()),
         0.0 if created is None else created.timestamp(),
         0.0 if reserved is None else reserved.timestamp(),
+        annotations.get("kueue.x-k8s.io/workload-slice-name", ""),
+        annotations.get("kueue.x-k8s.io/workload-slice-replacement-for", "").rpartition("/")[2],
+        any(one.type == "Evicted" for one in conditions),
     )
 
 
