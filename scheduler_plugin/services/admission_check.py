@@ -252,24 +252,24 @@ class AdmissionCheckController:
 
     def _look(self, workload: Workload) -> None:
         """Do what a workload needs."""
-        step, key, now = step_for(workload, self._names), workload.hold_key, self._now()
-        hold = self._context.workload_seats.get(key)
-        is_of_other = hold is not None and hold.workload_uid != workload.uid
-        if step in (Step.IGNORE, Step.LEAVE) or is_of_other:
-            if hold is not None and not (is_of_other and self._is_of_later_slice(hold, workload)):
-                self._context.workload_seats.drop(key)
-            self._known.pop(workload.key, None)
+        step = step_for(workload, self._names)
+        hold = self._context.workload_seats.get(workload.hold_key)
+        if step in (Step.IGNORE, Step.LEAVE) or (hold is not None and hold.workload_uid != workload.uid):
+            self._forget(workload, hold)
             return
         known = self._note(workload)
-        if known.version == workload.version and now - known.written_at < FRESH_SECONDS:
+        if known.version == workload.version and self._now() - known.written_at < FRESH_SECONDS:
             return  # its answer is on the way, or was refused: wait for the next version
+        self._do(step, workload, known)
+
+    def _do(self, step: Step, workload: Workload, known: _Known) -> None:
         match step:
             case Step.RESET:
-                self._context.workload_seats.drop(key)
+                self._context.workload_seats.drop(workload.hold_key)
                 self._answer(workload, State.PENDING, "the answer was for an earlier reservation")
             case Step.WAIT:
-                self._context.workload_seats.drop(key)
-                known.since = now
+                self._context.workload_seats.drop(workload.hold_key)
+                known.since = self._now()
                 self._stay(workload, known, "it waits until the other admission checks are Ready")
             case Step.PLAN:
                 self._plan(workload, known)
@@ -277,6 +277,12 @@ class AdmissionCheckController:
                 self._keep(workload, known)
             case _:
                 self._serve(workload, known)
+
+    def _forget(self, workload: Workload, hold: Hold | None) -> None:
+        """Release the seats under a workload's name, except those of a larger size of its elastic job."""
+        if hold is not None and (hold.workload_uid == workload.uid or not self._is_of_later_slice(hold, workload)):
+            self._context.workload_seats.drop(workload.hold_key)
+        self._known.pop(workload.key, None)
 
     def _is_of_later_slice(self, hold: Hold, workload: Workload) -> bool:
         """Whether seats under a workload's name are those of a larger size of its elastic job."""
@@ -423,8 +429,7 @@ class AdmissionCheckController:
     def _bound_nodes(self, workload: Workload, pod_set: PodSet) -> list[str]:
         """Return the nodes of the pods of a pod set that are bound: they need no seat.
 
-        The watch may still show pods of an earlier reservation. They are older than the present one. Of a workload that is not admitted, a
-        pod from the same second is not counted: it may be one of those.
+        The watch may still show pods of an earlier reservation. They are older than the present one.
         """
         state = self._context.state
         if self._bound is None or self._bound_at != state.freed_count:
@@ -432,7 +437,7 @@ class AdmissionCheckController:
         found = list(self._bound.get((*workload.hold_key, pod_set.name), ()))
         if not found and len(workload.pod_sets) == 1:
             found = [pod for uid in workload.owner_uids for pod in self._bound.get((workload.namespace, uid, ""), ())]
-        since = 0.0 if workload.keeps_pods else workload.reserved_at if workload.is_admitted else workload.reserved_at + 1
+        since = workload.own_pods_since
         return [pod.node_name for pod in found if (pod.created_at or 0.0) >= since]
 
     def _has_pods(self, workload: Workload) -> bool:

@@ -107,9 +107,15 @@ class Workload:
         return self.namespace, self.hold_name
 
     @property
-    def keeps_pods(self) -> bool:
-        """Whether pods from before its reservation are its own: those of the old size."""
-        return bool(self.replaces) and not self.was_evicted
+    def own_pods_since(self) -> float:
+        """The time from which pods are those of its reservation, in seconds since 1970.
+
+        Of a workload that is not admitted, a pod from the same second is not counted: it may be older. All pods of an elastic job that
+        grows are its own.
+        """
+        if self.replaces and not self.was_evicted:
+            return 0.0
+        return self.reserved_at if self.is_admitted else self.reserved_at + 1
 
     @property
     def waits_for_quota(self) -> bool:
@@ -242,9 +248,8 @@ def decode_workload(raw: bytes | msgspec.Raw) -> Workload:
     """Read a workload. Raises msgspec.DecodeError."""
     item = msgspec.json.decode(raw, type=_WorkloadObject)
     metadata, status = item.metadata, item.status
-    annotations, conditions = metadata.annotations or {}, status.conditions or ()
+    conditions = status.conditions or ()
     true = {one.type: one.last_transition_time for one in conditions if one.status == "True"}
-    created, reserved = metadata.creation_timestamp, true.get("QuotaReserved")
     return Workload(
         metadata.namespace,
         metadata.name,
@@ -259,12 +264,22 @@ def decode_workload(raw: bytes | msgspec.Raw) -> Workload:
         {one.name: CheckEntry(one.state, one.message) for one in status.admission_checks or ()},
         tuple(_pod_sets(item)),
         frozenset(owner.uid for owner in metadata.owner_references or ()),
-        0.0 if created is None else created.timestamp(),
-        0.0 if reserved is None else reserved.timestamp(),
-        annotations.get("kueue.x-k8s.io/workload-slice-name", ""),
-        annotations.get("kueue.x-k8s.io/workload-slice-replacement-for", "").rpartition("/")[2],
+        _seconds(metadata.creation_timestamp),
+        _seconds(true.get("QuotaReserved")),
+        *_slices(metadata.annotations or {}),
         any(one.type == "Evicted" for one in conditions),
     )
+
+
+def _seconds(moment: datetime | None) -> float:
+    """Return a time in seconds since 1970; 0 if it is not stated."""
+    return 0.0 if moment is None else moment.timestamp()
+
+
+def _slices(annotations: Mapping[str, str]) -> tuple[str, str]:
+    """Return the first workload of an elastic job, and the workload that this one replaces."""
+    replaced = annotations.get("kueue.x-k8s.io/workload-slice-replacement-for", "")
+    return annotations.get("kueue.x-k8s.io/workload-slice-name", ""), replaced.rpartition("/")[2]
 
 
 def _pod_sets(item: _WorkloadObject) -> Iterator[PodSet]:
