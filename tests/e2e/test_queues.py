@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kueue itself in front of our shares: it counts GPU memory and lets a job go in its turn, and our scheduler places what it let go."""
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from tests.e2e.product import (
     Client,
     Slice,
     assigned_uuids,
+    with_components,
 )
 from tests.rendering import DEPLOY, EXAMPLES
 
@@ -37,9 +40,12 @@ WHOLE = Slice(GPU_MEMORY_MIB)
 
 
 @pytest.fixture(scope="module")
-def kueue(product: Kubectl, node: Cluster) -> Iterator[Kubectl]:
-    """The product together with Kueue, which has our sections in its configuration; gone afterwards."""
-    with installed(product, node, replace(KUEUE_CONTROLLER, configure=configure)):
+def kueue(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[Kubectl]:
+    """The product with the admission check, and Kueue with our sections in its configuration; gone afterwards."""
+    with (
+        with_components(product, ["kueue"], scratch_in_tree),
+        installed(product, node, replace(KUEUE_CONTROLLER, configure=configure)),
+    ):
         yield product
 
 
@@ -71,9 +77,16 @@ def shipped(kubectl: Kubectl, name: str) -> Iterator[None]:
 
 @pytest.fixture
 def queue(kueue: Kubectl, kubectl: Kubectl) -> Iterator[list[Object]]:
-    """The example, unchanged except for its image; gone afterwards, its job first."""
+    """The example of a queue."""
     del kueue
-    objects = list(yaml.safe_load_all((EXAMPLES / "kueue.yaml").read_text()))
+    with example(kubectl, "kueue") as objects:
+        yield objects
+
+
+@contextmanager
+def example(kubectl: Kubectl, name: str) -> Iterator[list[Object]]:
+    """Have the objects of an example in the block, unchanged except for their image; gone afterwards, its job first."""
+    objects = list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()))
     [job] = [item for item in objects if item["kind"] == "Job"]
     for container in job["spec"]["template"]["spec"]["containers"]:
         container.update(image=CLIENT_IMAGE, imagePullPolicy="IfNotPresent")
@@ -83,7 +96,8 @@ def queue(kueue: Kubectl, kubectl: Kubectl) -> Iterator[list[Object]]:
     finally:
         kubectl.run("delete", "jobs", "--all", "--now", "--cascade=foreground", timeout_seconds=START_SECONDS)
         for item in reversed(objects):
-            kubectl.delete(item["kind"], item["metadata"]["name"])
+            group = item["apiVersion"].partition("/")[0]
+            kubectl.delete(f"{item['kind'].lower()}.{group}", item["metadata"]["name"])
 
 
 def used(kubectl: Kubectl) -> dict[str, int]:
@@ -360,3 +374,51 @@ def test_kueue_chooses_node_and_aliquot_chooses_gpus_there(kubectl: Kubectl, kue
         pods = [kubectl.get("pod", name) for name in running(kubectl, "together", 2)]
         assert [pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] for pod in pods] == [node_name] * 2
         assert len({uuid for pod in pods for uuid in assigned_uuids(pod)}) == 2
+
+
+@pytest.mark.timeout(300)
+def test_job_grows_and_shrinks_in_queue_without_losing_its_pods(kubectl: Kubectl, kueue: Kubectl) -> None:
+    del kueue
+    job = queued_job("elastic", WHOLE.limits, "team-a", pods=2)
+    job["metadata"]["annotations"] = {"kueue.x-k8s.io/elastic-job": "true"}
+    job["spec"]["completions"] = 2 * GPUS
+
+    def resize(pods: int) -> None:
+        kubectl.run("patch", "job", "elastic", f"--patch={json.dumps({'spec': {'parallelism': pods}})}")
+
+    def counted(pods: int) -> None:
+        wanted = {contract.RESOURCE_VGPU: pods, contract.RESOURCE_VGPU_MEMORY: pods * GPU_MEMORY_MIB}
+        eventually(lambda: slice_counts(kubectl, "elastic") == [wanted], f"Kueue to count {wanted} once", seconds=START_SECONDS,
+                   otherwise=lambda: f"{slice_counts(kubectl, 'elastic')}")  # fmt: skip
+
+    with shipped(kubectl, "cohort"):
+        kubectl.apply(job)
+        first = running(kubectl, "elastic", 2)
+        counted(2)
+        resize(4)
+        assert set(first) < set(running(kubectl, "elastic", 4))
+        counted(4)
+        resize(GPUS + 1)
+        eventually(lambda: "insufficient" in str(newest_slice(kubectl, "elastic")), "Kueue to hold the growth back", seconds=START_SECONDS,
+                   otherwise=lambda: str(newest_slice(kubectl, "elastic")))  # fmt: skip
+        assert len(running(kubectl, "elastic", 4)) == 4
+        resize(3)
+        running(kubectl, "elastic", 3)
+        counted(3)
+
+
+def slice_counts(kubectl: Kubectl, owner: str) -> list[dict[str, int]]:
+    """What Kueue counts for each workload of an object that is not finished: an elastic job has another one for each size."""
+    statuses = [workload.get("status", {}) for workload in workloads_of(kubectl, owner)]
+    return [
+        {name: int(parse_quantity(amount)) for name, amount in assigned["resourceUsage"].items()}
+        for status in statuses
+        if not any(one["type"] == "Finished" and one["status"] == "True" for one in status.get("conditions", ()))
+        for assigned in status.get("admission", {}).get("podSetAssignments", ())
+    ]
+
+
+def newest_slice(kubectl: Kubectl, owner: str) -> Object:
+    """The conditions of the newest workload of an object."""
+    found = sorted(workloads_of(kubectl, owner), key=lambda one: (one["metadata"]["creationTimestamp"], one["metadata"]["name"]))
+    return {one["type"]: one["message"] for one in found[-1].get("status", {}).get("conditions", ())} if found else {}
