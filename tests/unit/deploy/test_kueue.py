@@ -128,6 +128,7 @@ def test_policy_reads_hold_at_every_way_to_annotations_of_pods() -> None:
     assert f"annotations[?'{contract.ANNOTATION_HOLD}']" in VARIABLES["holds"]
     assert BINDING["spec"] == {"policyName": POLICY["metadata"]["name"], "validationActions": ["Deny"]}
     assert POLICY["spec"]["failurePolicy"] == "Fail"
+    assert VARIABLES["ownNamespace"] == "request.?namespace.orValue('')", "an object of the whole cluster has none"
 
 
 def test_owner_kinds_of_policy_are_those_whose_templates_it_reads() -> None:
