@@ -115,6 +115,8 @@ class AdmissionCheckController:
         """The term for which the holds were rebuilt."""
         self._busy_seconds = 0.0
         """Time that the present round spent on plans."""
+        self._growing: set[WorkloadKey] = set()
+        """Workloads of elastic jobs that are being replaced by larger ones."""
         self._is_quota_wanted = False
         """Whether a workload without quota waits."""
         self._own_changes = 0
@@ -152,6 +154,7 @@ class AdmissionCheckController:
             self._rebuilt = term
         await self._activate()
         self._bound, self._busy_seconds = None, 0.0
+        self._find_growing()
         self._is_quota_wanted = any(other.waits_for_quota for other in self._objects.workloads.by_key.values())
         for workload in sorted(self._objects.workloads.by_key.values(), key=self._order):
             busy_seconds = self._busy_seconds
@@ -177,6 +180,9 @@ class AdmissionCheckController:
         self._known.clear()
         self._answers.clear()
         self._rebuilt = None
+
+    def _find_growing(self) -> None:
+        self._growing = {other.replaced_key for other in self._objects.workloads.by_key.values() if other.is_growing}
 
     def _forget_gone(self) -> None:
         workloads = self._objects.workloads.by_key
@@ -204,9 +210,10 @@ class AdmissionCheckController:
 
     def _rebuild(self) -> None:
         """Reserve again the seats of all answers that are Ready, those of admitted workloads first."""
-        names, steps = self._names, dict[Step, list[Workload]]()
+        steps = dict[Step, list[Workload]]()
+        self._find_growing()
         for workload in self._objects.workloads.by_key.values():
-            steps.setdefault(step_for(workload, names), []).append(workload)
+            steps.setdefault(self._step_for(workload), []).append(workload)
         self._bound = None
         for workload in steps.get(Step.SERVE, ()):
             known = self._note(workload)
@@ -252,9 +259,13 @@ class AdmissionCheckController:
 
     def _look(self, workload: Workload) -> None:
         """Do what a workload needs."""
-        step = step_for(workload, self._names)
+        step = self._step_for(workload)
         hold = self._context.workload_seats.get(workload.hold_key)
-        if step in (Step.IGNORE, Step.LEAVE) or (hold is not None and hold.workload_uid != workload.uid):
+        is_of_other = hold is not None and hold.workload_uid != workload.uid
+        if is_of_other and step is Step.PLAN and self._is_of_old_size(hold, workload):
+            self._stay(workload, self._note(workload), "it waits until the pods of its old size have come to their seats")
+            return
+        if step in (Step.IGNORE, Step.LEAVE) or is_of_other:
             self._forget(workload, hold)
             return
         known = self._note(workload)
@@ -277,6 +288,16 @@ class AdmissionCheckController:
                 self._keep(workload, known)
             case _:
                 self._serve(workload, known)
+
+    def _step_for(self, workload: Workload) -> Step:
+        """Return what a workload needs. An old size keeps its seats until the larger one has seats, though Kueue finishes it before."""
+        step = step_for(workload, self._names)
+        return Step.SERVE if step is Step.IGNORE and workload.is_admitted and workload.key in self._growing else step
+
+    def _is_of_old_size(self, hold: Hold | None, workload: Workload) -> bool:
+        """Whether seats are those of the size that a workload replaces."""
+        replaced = self._objects.workloads.by_key.get((workload.namespace, workload.replaces))
+        return hold is not None and replaced is not None and replaced.uid == hold.workload_uid
 
     def _forget(self, workload: Workload, hold: Hold | None) -> None:
         """Release the seats under a workload's name, except those of a larger size of its elastic job."""

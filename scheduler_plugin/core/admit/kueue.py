@@ -107,6 +107,16 @@ class Workload:
         return self.namespace, self.hold_name
 
     @property
+    def replaced_key(self) -> tuple[str, str]:
+        """Namespace and name of the workload that it replaces."""
+        return self.namespace, self.replaces
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether its elastic job runs in its old size until this workload is admitted."""
+        return bool(self.replaces) and self.is_reserved and not (self.is_admitted or self.is_evicted or self.is_finished)
+
+    @property
     def own_pods_since(self) -> float:
         """The time from which pods are those of its reservation, in seconds since 1970.
 

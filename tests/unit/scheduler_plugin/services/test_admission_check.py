@@ -448,3 +448,25 @@ async def test_evicted_elastic_job_counts_no_pod_of_its_earlier_reservation() ->
     await look(world)
     await look(world)
     assert (world.state_of(larger), world.context.workload_seats.seats) == ("Ready", 4)
+
+
+@pytest.mark.parametrize("leaders", [1, 2])
+async def test_pods_of_old_size_keep_their_seats_while_job_grows(leaders: int) -> None:
+    world = World(nodes={"n1": 4})
+    reserve(world, "w0", pod_set(2, GPU_MIB))
+    await look(world)
+    assert world.kueue("w0")
+    world.grow("w0", "w1", 3)
+    while world.entry(world.workloads["w1"]) is None:
+        assert world.kueue("w1")
+    assert world.is_true(world.workloads["w0"], "Finished")
+    if leaders > 1:
+        world.start()
+    await look(world)
+    assert (world.state_of("w1"), world.context.workload_seats.seats) == ("Pending", 2)
+    for _ in range(4):
+        world.intrude(GPU_MIB)
+    world.deliver()
+    await world.schedule()
+    assert not world.stuck()
+    assert sum(bool(pod.node_name) for pod in world.pods.values()) == 4
