@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's configuration: each field of ``Settings`` is a setting with default, meaning and bounds (``aliquot.process.settings``)."""
 
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -193,6 +194,11 @@ class Settings:
         split_address("metricsAddress", settings.metrics_address)
         _ = settings.health_rules
         return settings
+
+    @property
+    def name_of_node(self) -> str:
+        """The node's name in Kubernetes."""
+        return self.node_name or socket.gethostname().lower()
 
     def _check_gates(self) -> None:
         """Refuse a setting that only configures an alpha feature while the feature's gate is closed. Raises SettingsError."""

@@ -9,9 +9,9 @@ import grpc.aio
 from agent.core.inventory import InventoryDevice
 from agent.core.slices import device_name
 from agent.ports.clock import Clock
+from agent.ports.dra import HealthStreams
 from agent.services.driver_watch import DriverWatch
 from aliquot.kubelet_api import drahealth_pb2 as pb
-from aliquot.kubelet_api.drahealth_pb2_grpc import DRAResourceHealthServicer
 
 Context = grpc.aio.ServicerContext[Any, Any]
 REPEAT_SECONDS: Final = 10.0
@@ -19,7 +19,7 @@ REPEAT_SECONDS: Final = 10.0
 MAX_MESSAGE_CHARS: Final = 1024
 
 
-class DeviceHealthService(DRAResourceHealthServicer):
+class DeviceHealthService(HealthStreams):
     """Sends every change, and the complete list again every 10 s."""
 
     def __init__(self, pool: str, watch: DriverWatch, clock: Clock) -> None:

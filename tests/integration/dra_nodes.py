@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stand-in node with an agent process in DRA mode, and a kubelet that registers and calls the driver as the real one does."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,6 +33,9 @@ class FakeKubelet:
         """Register the one driver in the registry, or refuse it with an error."""
         await until(lambda: list(self.registry.glob("*-reg.sock")))
         (path,) = self.registry.glob("*-reg.sock")
+        await self._register(path, error)
+
+    async def _register(self, path: Path, error: str) -> None:
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
             stub = RegistrationStub(channel)
             # The socket's file exists a moment before its server accepts calls. The real kubelet waits too.
@@ -40,6 +44,14 @@ class FakeKubelet:
             self.endpoint, self.versions = info.endpoint, list(info.supported_versions)
             status = pluginregistration_pb2.RegistrationStatus(plugin_registered=not error, error=error)
             await stub.NotifyRegistrationStatus(status)
+
+    async def register_all(self, known: set[Path]) -> None:
+        """Register the drivers that are not known yet, until cancelled. Calls go to the last one, as the real kubelet's do."""
+        while True:
+            for path in sorted(set(self.registry.glob("*-reg.sock")) - known):
+                await self._register(path, "")
+                known.add(path)
+            await asyncio.sleep(0.02)
 
     async def prepare(self, *claims: dra_pb2.Claim, package: str = DRIVER_PACKAGES[0]) -> dra_pb2.NodePrepareResourcesResponse:
         """Prepare claims in one call."""
