@@ -20,7 +20,7 @@ from agent.core.limits import may_burst
 from agent.core.owners import users_in
 from agent.core.planning import Planned
 from agent.core.refusal import Reason, Refusal
-from agent.core.slices import CAPACITY_CORES, CAPACITY_MEMORY, find_device
+from agent.core.slices import CAPACITY_CORES, CAPACITY_MEMORY, find_device, profile_bytes
 from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.errors import ContractError, QuantityError
@@ -66,6 +66,11 @@ class AllocatedRequest:
     """Whether the claim states cores. Otherwise the container reserves no cores, and uses what is free."""
     parameters: tuple[msgspec.Raw, ...]
 
+    @property
+    def admin(self) -> bool:
+        """Whether it uses its devices beside all other claims."""
+        return any(device.admin for device in self.devices)
+
 
 @dataclass(frozen=True, slots=True)
 class AllocatedClaim:
@@ -94,6 +99,8 @@ class ClaimNode:
     abilities: Abilities
     pods: Mapping[str, Pod]
     """By UID."""
+    admin_access: bool = False
+    """Whether claims with ``adminAccess`` are served."""
 
 
 # --- the claim's object ---
@@ -255,7 +262,7 @@ def plan_request(ref: ClaimRef, claim: AllocatedClaim, request: AllocatedRequest
         return Refusal(Reason.REQUEST_INVALID, f"claim {ref}: {exc}")
     if trouble := _preferences_trouble(preferences, node.abilities):
         return Refusal(Reason.ISOLATION_UNAVAILABLE, f"claim {ref}: {trouble}")
-    if (impossible := _devices_trouble(ref, request)) is not None:
+    if (impossible := _devices_trouble(ref, request) or _admin_trouble(ref, request, node)) is not None:
         return impossible
     shares = []
     for allocated in request.devices:
@@ -297,6 +304,17 @@ def _is_of_namesake(other: Grant, grant: Grant) -> bool:
     )
 
 
+def _admin_trouble(ref: ClaimRef, request: AllocatedRequest, node: ClaimNode) -> Refusal | None:
+    """Return a refusal if the request has admin access that this node does not grant."""
+    if node.admin_access or not request.admin:
+        return None
+    return Refusal(
+        Reason.REQUEST_INVALID,
+        f"claim {ref} requests adminAccess, which this node does not grant: remove adminAccess from the claim, or set draAdminAccess: true "
+        "for the agent",
+    )
+
+
 def _devices_trouble(ref: ClaimRef, request: AllocatedRequest) -> Refusal | None:
     """Return a refusal if the limits file of a container cannot have these devices. kube-scheduler gives each request a device once."""
     names = [one.device for one in request.devices]
@@ -333,16 +351,13 @@ def _share(
             f"claim {ref} was allocated device {allocated.device} of pool {allocated.pool}, which this node does not have. "
             "Delete the pod so that the claim is allocated again",
         )
+    if request.admin:  # also on a GPU that takes no new work: monitoring must see it
+        return DeviceShare(entry.device.uuid, 0)
     if (unusable := _unusable(ref, entry, node)) is not None:
         return unusable
-    if allocated.admin:
-        return Refusal(
-            Reason.REQUEST_INVALID,
-            f"claim {ref} requests adminAccess, which this node does not grant. Remove adminAccess from the claim",
-        )
     whole_bytes = units.floor_to_mib(entry.device.memory_bytes)
     try:
-        memory_bytes = _amount(allocated, CAPACITY_MEMORY, whole_bytes)
+        memory_bytes = _amount(allocated, CAPACITY_MEMORY, profile_bytes(allocated.device) or whole_bytes)
         cores = _amount(allocated, CAPACITY_CORES, 1) if request.cores_stated else None
     except QuantityError as exc:
         return Refusal(Reason.REQUEST_INVALID, f"claim {ref}: consumedCapacity of device {allocated.device}: {exc}")
@@ -385,6 +400,7 @@ def _unusable(ref: ClaimRef, entry: InventoryDevice, node: ClaimNode) -> Refusal
 def _room_trouble(ref: ClaimRef, shares: Sequence[DeviceShare], node: ClaimNode, identifier: str) -> Refusal | None:
     """Return a refusal if the shares do not fit beside all other grants of this node."""
     others = node.ledger.releasing((identifier,))
+    shares = [share for share in shares if share.memory_bytes]  # admin access takes no part of a device
     named = frozenset(share.device_uuid for share in shares)
     states: dict[str, DeviceState] = {state.device.uuid: state for state in others.states(node.inventory, node.shares_per_gpu, named)}
     for share in shares:
@@ -424,8 +440,10 @@ def _grant(
         container=request.name,
         shares=shares,
         boot_id=node.boot_id,
-        isolation=preferences.isolation or Isolation.SHIM,
-        claim=ClaimRequest(ref.uid, ref.name, request.name, devices, tuple(one.name for one in claim.requests), preferences),
+        isolation=Isolation.EXCLUSIVE if request.admin else preferences.isolation or Isolation.SHIM,
+        claim=ClaimRequest(
+            ref.uid, ref.name, request.name, devices, tuple(one.name for one in claim.requests), preferences, admin=request.admin
+        ),
     )
     pod = node.pods.get(uid)
     users = users_in(grant, pod) if pod is not None else ()
@@ -445,7 +463,7 @@ def device_status(grants: Iterable[Grant], now: float) -> Sequence[Mapping[str, 
                     "type": "Ready",
                     "status": "True",
                     "reason": "Prepared",
-                    "message": f"limit enforced by {grant.backend}",
+                    "message": f"limit enforced by {grant.backend}" if grant.takes_part else "admin access, without a limit",
                     "lastTransitionTime": timestamp(now),
                 }
             ],

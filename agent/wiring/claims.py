@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from agent.adapters.kube_api import kube_connection
 from agent.adapters.resource_api import ResourceApiClient, ResourceSliceWatcher
 from agent.core.ledger import ids_trouble
+from agent.core.slices import Offer
 from agent.services.claim_requests import ClaimRequests
 from agent.services.claim_sweep import ClaimSweep
 from agent.services.claims import ClaimManager, ClaimOptions
@@ -14,7 +15,7 @@ from agent.services.dra_plugin import DraPlugin
 from agent.services.driver_front import DriverFront
 from agent.services.publisher import NodePublisher
 from agent.services.slice_publisher import SliceCache, SliceTarget
-from agent.settings import Allocation
+from agent.settings import Allocation, LostGpuPolicy
 from agent.wiring.driver import Driver
 from agent.wiring.grants import Grants
 from agent.wiring.setup import Setup
@@ -44,7 +45,7 @@ def build_claims(setup: Setup, driver: Driver, grants: Grants, front: DriverFron
     api = ResourceApiClient(kube_connection(setup.api_server, maxsize=CONNECTIONS))
     requests = ClaimRequests(api)
     manager = ClaimManager(
-        ClaimOptions(grants.secret, setup.boot_id, node_name, settings.shares_per_gpu),
+        ClaimOptions(grants.secret, setup.boot_id, node_name, settings.shares_per_gpu, settings.dra_admin_access),
         state=state,
         requests=requests,
         contents=grants.contents,
@@ -59,7 +60,9 @@ def build_claims(setup: Setup, driver: Driver, grants: Grants, front: DriverFron
     def withheld() -> str:
         return ids_trouble(state.manager.ledger) if settings.allocation is Allocation.DRA else "allocation: plugin"
 
-    target = SliceTarget(node_name, settings.shares_per_gpu, api=api, state=state, cache=cache, withheld=withheld)
+    evicts = settings.lost_gpu_policy is LostGpuPolicy.EVICT
+    offer = Offer(settings.shares_per_gpu, evicts_from_lost=evicts, profiles_gib=settings.profiles_gib)
+    target = SliceTarget(node_name, offer, api=api, state=state, cache=cache, withheld=withheld)
     changes = [cache.changes, front.registrar.changes]
     publisher = NodePublisher(node_name, [target], state=state, clock=setup.clock, further=changes)
     watcher = ResourceSliceWatcher(lambda **o: kube_connection(setup.api_server, **o), node_name)

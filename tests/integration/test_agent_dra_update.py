@@ -53,7 +53,7 @@ async def prepared_and_released(node: Node, kubelet: FakeKubelet, number: int) -
     assert (await kubelet.unprepare(claim)).claims[claim.uid].error == ""
 
 
-async def test_no_call_fails_while_next_agent_takes_over_and_it_releases_earlier_claims(empty):
+async def test_no_call_fails_while_next_agent_takes_over_and_releases_earlier_claims(empty):
     async with dra_node(empty) as (node, kubelet), registering(kubelet):
         claim = allocate(node, "before", "gpu-0", 8192)
         first = (await kubelet.prepare(claim)).claims[claim.uid]
