@@ -390,7 +390,7 @@ except nv.NVMLError_NotFound:
     @staticmethod
     async def is_in_force(node) -> None:
         async with asyncio.timeout(30):
-            while list((await series(node, "container_driver_limit_in_force")).values()) != [1.0]:
+            while list((await series(node, "container_driver_limit_in_force")).values()) != [1.0]:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.1)
 
 

@@ -524,7 +524,7 @@ def test_memory_limits_are_kept_per_cgroup(sim_node: Node, run_on: Run, tmp_path
 
 def fill_within(cgroup: str, soft: int, hard: int) -> dict[str, Any]:
     gpu = gpus()[0]
-    with open(os.path.join(cgroup, "cgroup.procs"), "a") as procs:
+    with open(f"{cgroup}/cgroup.procs", "a") as procs:  # noqa: PTH123 - the program has no pathlib
         print(os.getpid(), file=procs)
     set_status = failure(nv.nvmlDeviceSetMemoryLimits_v1, gpu, nv.c_nvmlSetMemoryLimits_v1_t(cgroup.encode(), soft, hard))
     cuda, held = Cuda(), 0
