@@ -17,6 +17,7 @@ from agent.core.identity import claim_grant_id
 from agent.core.inventory import DeviceInventory, InventoryDevice
 from agent.core.ledger import ClaimedDevice, ClaimRequest, Grant, Ledger
 from agent.core.limits import may_burst
+from agent.core.mig_devices import find_instance
 from agent.core.owners import users_in
 from agent.core.planning import Planned
 from agent.core.refusal import Reason, Refusal
@@ -25,9 +26,10 @@ from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.errors import ContractError, QuantityError
 from aliquot.contract.features import Gate
-from aliquot.contract.model import DeviceShare, Isolation, Pod, Preferences
+from aliquot.contract.model import DeviceShare, Isolation, MigInstance, Pod, Preferences
 from aliquot.contract.parameters import preferences_of
 from aliquot.kube.requests import timestamp
+from aliquot.placement import mig
 from aliquot.placement.device import AccountingError, DeviceState
 from aliquot.placement.fit import Reject
 
@@ -344,6 +346,8 @@ def _share(
     ref: ClaimRef, allocated: AllocatedDevice, request: AllocatedRequest, preferences: Preferences, node: ClaimNode
 ) -> DeviceShare | Refusal:
     """Return the part of a device that a claim was allocated."""
+    if (found := find_instance(node.inventory, allocated.device)) is not None and allocated.pool == node.pool:
+        return _instance(ref, *found, request, preferences, node)
     entry = find_device(node.inventory, allocated.device)
     if entry is None or allocated.pool != node.pool:
         return Refusal(
@@ -353,6 +357,8 @@ def _share(
         )
     if request.admin:  # also on a GPU that takes no new work: monitoring must see it
         return DeviceShare(entry.device.uuid, 0)
+    if entry.device.mig_enabled:
+        return Refusal(Reject.MIG_MODE, f"claim {ref} was allocated {entry.device.uuid}, which is in MIG mode now. Delete the pod")
     if (unusable := _unusable(ref, entry, node)) is not None:
         return unusable
     whole_bytes = units.floor_to_mib(entry.device.memory_bytes)
@@ -372,6 +378,22 @@ def _share(
     return DeviceShare(entry.device.uuid, whole_bytes, units.WHOLE_GPU_PERCENT)
 
 
+def _instance(
+    ref: ClaimRef, entry: InventoryDevice, instance: MigInstance, request: AllocatedRequest, preferences: Preferences, node: ClaimNode
+) -> DeviceShare | Refusal:
+    """Return the share of a MIG instance, or of a place where the agent makes one."""
+    if preferences.isolation not in (None, Isolation.MIG) or may_burst(preferences):
+        return Refusal(
+            Reason.REQUEST_INVALID,
+            f"claim {ref}: a MIG instance is a fixed part of a GPU: remove isolation and memoryBurst from the parameters",
+        )
+    if request.admin and instance.on_demand:
+        return Refusal(Reason.REQUEST_INVALID, f"claim {ref}: adminAccess is not available for MIG instances that do not exist yet")
+    if (unusable := _unusable(ref, entry, node)) is not None and not request.admin:
+        return unusable
+    return DeviceShare(instance.uuid, 0 if request.admin else instance.memory_bytes)
+
+
 def _amount(allocated: AllocatedDevice, capacity: str, default: int) -> int:
     """Return a consumed capacity, in bytes or percent. Raises QuantityError unless it is a whole number of at least 1."""
     text = allocated.consumed.get(capacity)
@@ -380,8 +402,6 @@ def _amount(allocated: AllocatedDevice, capacity: str, default: int) -> int:
 
 def _unusable(ref: ClaimRef, entry: InventoryDevice, node: ClaimNode) -> Refusal | None:
     uuid = entry.device.uuid
-    if entry.device.mig_enabled:
-        return Refusal(Reject.MIG_MODE, f"claim {ref} was allocated {uuid}, which is in MIG mode now. Delete the pod")
     if not entry.healthy:
         return Refusal(
             Reject.UNHEALTHY,
@@ -402,12 +422,12 @@ def _room_trouble(ref: ClaimRef, shares: Sequence[DeviceShare], node: ClaimNode,
     others = node.ledger.releasing((identifier,))
     shares = [share for share in shares if share.memory_bytes]  # admin access takes no part of a device
     named = frozenset(share.device_uuid for share in shares)
-    states: dict[str, DeviceState] = {state.device.uuid: state for state in others.states(node.inventory, node.shares_per_gpu, named)}
+    states = list(others.states(node.inventory, node.shares_per_gpu, named))
     for share in shares:
+        position, state = next((number, state) for number, state in enumerate(states) if state.carries(share))
         try:
-            states[share.device_uuid] = states[share.device_uuid].with_share(share)
+            states[position] = _with_share(state, share)
         except AccountingError:
-            state = states[share.device_uuid]
             holders = ", ".join(others.holders_on(share.device_uuid)) or "another request of this claim"
             cores = "no reserved cores" if share.cores_percent is None else f"{share.cores_percent} percent of cores"
             return Refusal(
@@ -417,6 +437,25 @@ def _room_trouble(ref: ClaimRef, shares: Sequence[DeviceShare], node: ClaimNode,
                 f"Already granted there: {holders}. Delete the pod so that the claim is allocated again",
             )
     return None
+
+
+def _with_share(state: DeviceState, share: DeviceShare) -> DeviceState:
+    """Promise a share. Raises AccountingError if the device has no room for it, also because another instance overlaps it."""
+    instance = next((one for one in state.device.mig_instances if one.uuid == share.device_uuid), None)
+    if instance is not None and instance not in mig.free_instances(state, instance.profile):
+        raise AccountingError(f"expected no instance that overlaps {instance.uuid}, found {sorted(state.used_instances)}")
+    return state.with_share(share)
+
+
+def _resource(shares: Sequence[DeviceShare], inventory: DeviceInventory) -> str:
+    """Return the resource of a request's devices. Raises ContractError if it has GPUs and MIG instances."""
+    found = [inventory.mig_instance(share.device_uuid) for share in shares]
+    profiles = [one[1].profile for one in found if one is not None]
+    if not profiles:
+        return contract.RESOURCE_VGPU
+    if len(profiles) != len(shares):
+        raise ContractError("a request has GPUs and MIG instances: name a class, or write one request for each kind")
+    return mig.resource_of_profile(profiles[0])
 
 
 def _grant(
@@ -432,7 +471,7 @@ def _grant(
     devices = tuple(ClaimedDevice(one.pool, one.device, one.share_id) for one in request.devices)
     grant = Grant(
         grant_id=identifier,
-        resource=contract.RESOURCE_VGPU,
+        resource=_resource(shares, node.inventory),
         device_ids=(),
         namespace=ref.namespace,
         pod=name,

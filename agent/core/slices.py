@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this node offers by ResourceSlices: one device for each GPU that is not in MIG mode, which several claims may share.
+"""What this node offers by ResourceSlices: a device for each GPU, which several claims may share, or the MIG instances of a GPU.
 
 A claim consumes ``memory``, ``cores`` and ``shares`` of a device; what it does not state has a default. Without memory it takes all of it,
 so a claim without amounts has the GPU alone. Without cores it reserves none, and takes 1 percent in the slices: the ledger keeps 1 percent
@@ -20,8 +20,10 @@ from typing import Any, Final
 
 from agent.core.health import HealthState
 from agent.core.inventory import DeviceInventory, InventoryDevice
+from agent.core.mig_devices import TYPE_MIG, as_quantities, counters_of, draws_of, mig_name, offered_instances
 from aliquot import contract
 from aliquot.contract import units
+from aliquot.contract.model import MigInstance
 
 API_VERSION: Final = "resource.k8s.io/v1"
 MOST_DEVICES: Final = 64
@@ -64,6 +66,8 @@ class Offer:
     """Whether Kubernetes deletes the pods of a lost GPU."""
     profiles_gib: tuple[int, ...] = ()
     """Sizes of fixed shares that are offered beside the GPUs."""
+    mig: bool = True
+    """Whether instances of GPUs in MIG mode are offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +100,26 @@ def profile_bytes(name: str) -> int | None:
 
 def contents_of(inventory: DeviceInventory, offer: Offer) -> Contents:
     """Return what the slices have: the GPUs, then their fixed shares."""
-    entries = [entry for entry in inventory.devices if not entry.device.mig_enabled]
-    gpus = [_device(entry, inventory, offer) for entry in entries]
-    if not offer.profiles_gib:
-        return Contents(gpus)
-    fixed = [one for entry in entries for one in _fixed_shares(entry, inventory, offer)]
-    return Contents([*gpus, *fixed], [_counter_set(entry, offer) for entry in entries])
+    whole = [entry for entry in inventory.devices if not entry.device.mig_enabled]
+    gpus = [_device(entry, inventory, offer) for entry in whole]
+    fixed = [one for entry in whole for one in _fixed_shares(entry, offer)]
+    counters = [_counter_set(entry, offer) for entry in whole] if offer.profiles_gib else []
+    parted = _contents_of_parted(inventory, offer)
+    return Contents([*gpus, *fixed, *parted.devices], [*counters, *parted.counters])
+
+
+def _contents_of_parted(inventory: DeviceInventory, offer: Offer) -> Contents:
+    """Return what GPUs in MIG mode have."""
+    entries = [entry for entry in inventory.devices if entry.device.mig_enabled] if offer.mig else []
+    devices = [_mig_device(entry, instance, inventory, offer) for entry in entries for instance in offered_instances(entry)]
+    return Contents(devices, [_mig_counter_set(entry) for entry in entries if counters_of(entry)])
+
+
+def names_on(entry: InventoryDevice, offer: Offer) -> Sequence[str]:
+    """Return the names of all devices on a GPU."""
+    if entry.device.mig_enabled:
+        return [mig_name(device_name(entry), instance) for instance in offered_instances(entry)] if offer.mig else []
+    return [device_name(entry), *(one["name"] for one in _fixed_shares(entry, offer))]
 
 
 def slice_specs(contents: Contents, pool: Pool, generation: int) -> Mapping[str, Mapping[str, Any]]:
@@ -223,7 +241,7 @@ def _device(entry: InventoryDevice, inventory: DeviceInventory, offer: Offer) ->
     }
 
 
-def _fixed_shares(entry: InventoryDevice, inventory: DeviceInventory, offer: Offer) -> Sequence[Mapping[str, Any]]:
+def _fixed_shares(entry: InventoryDevice, offer: Offer) -> Sequence[Mapping[str, Any]]:
     """Return the fixed shares of a GPU. Each takes its memory, and one share, from what the GPU has."""
     taints = _taints(entry, offer)
     whole_gib = entry.device.memory_bytes >> 30
@@ -243,6 +261,29 @@ def _fixed_shares(entry: InventoryDevice, inventory: DeviceInventory, offer: Off
         for gib in offer.profiles_gib
         for number in range(min(whole_gib // gib, offer.shares_per_gpu))
     ]
+
+
+def _mig_device(entry: InventoryDevice, instance: MigInstance, inventory: DeviceInventory, offer: Offer) -> Mapping[str, Any]:
+    taints = _taints(entry, offer)
+    attributes = {
+        **{name: value for name, value in _nvidia_attributes(entry, inventory).items() if name != "uuid"},
+        "type": _text(TYPE_MIG),
+        "parentUUID": _text(entry.device.uuid),
+        "profile": _text(instance.profile),
+        **({} if instance.on_demand else {"uuid": _text(instance.uuid)}),
+    }
+    draws = as_quantities(draws_of(instance, counters_of(entry))) if instance.on_demand else {}
+    return {
+        "name": mig_name(device_name(entry), instance),
+        "attributes": {**_named("", attributes), **_named(f"{NVIDIA_DOMAIN}/", attributes), **_standard_attributes(entry)},
+        "capacity": {CAPACITY_MEMORY: {"value": f"{instance.memory_bytes // units.MIB}Mi"}},
+        **({"consumesCounters": [{"counterSet": device_name(entry), "counters": draws}]} if draws else {}),
+        **({"taints": taints} if taints else {}),
+    }
+
+
+def _mig_counter_set(entry: InventoryDevice) -> Mapping[str, Any]:
+    return {"name": device_name(entry), "counters": as_quantities(counters_of(entry))}
 
 
 def _counter_set(entry: InventoryDevice, offer: Offer) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from agent.adapters.kube_api import kube_connection
 from agent.adapters.resource_api import ResourceApiClient, ResourceSliceWatcher
+from agent.core.backends import MigStrategy
 from agent.core.ledger import ids_trouble
 from agent.core.slices import Offer
 from agent.services.claim_requests import ClaimRequests
@@ -15,7 +16,7 @@ from agent.services.dra_plugin import DraPlugin
 from agent.services.driver_front import DriverFront
 from agent.services.publisher import NodePublisher
 from agent.services.slice_publisher import SliceCache, SliceTarget
-from agent.settings import Allocation, LostGpuPolicy
+from agent.settings import Allocation, LostGpuPolicy, Settings
 from agent.wiring.driver import Driver
 from agent.wiring.grants import Grants
 from agent.wiring.setup import Setup
@@ -54,16 +55,20 @@ def build_claims(setup: Setup, driver: Driver, grants: Grants, front: DriverFron
         clock=setup.clock,
     )
     sweep = ClaimSweep(manager, state.manager, grants.liveness, requests, node_name)
-    front.open(DraPlugin(manager), DeviceHealthService(node_name, driver.watch, setup.clock))
+    offer = _offer(settings)
+    front.open(DraPlugin(manager), DeviceHealthService(node_name, offer, driver.watch, setup.clock))
     cache = SliceCache()
 
     def withheld() -> str:
         return ids_trouble(state.manager.ledger) if settings.allocation is Allocation.DRA else "allocation: plugin"
 
-    evicts = settings.lost_gpu_policy is LostGpuPolicy.EVICT
-    offer = Offer(settings.shares_per_gpu, evicts_from_lost=evicts, profiles_gib=settings.profiles_gib)
     target = SliceTarget(node_name, offer, api=api, state=state, cache=cache, withheld=withheld)
     changes = [cache.changes, front.registrar.changes]
     publisher = NodePublisher(node_name, [target], state=state, clock=setup.clock, further=changes)
     watcher = ResourceSliceWatcher(lambda **o: kube_connection(setup.api_server, **o), node_name)
     return Claims(manager, sweep, requests, front, publisher, cache, watcher)
+
+
+def _offer(settings: Settings) -> Offer:
+    evicts, mig = settings.lost_gpu_policy is LostGpuPolicy.EVICT, settings.mig_strategy is not MigStrategy.NONE
+    return Offer(settings.shares_per_gpu, evicts_from_lost=evicts, profiles_gib=settings.profiles_gib, mig=mig)

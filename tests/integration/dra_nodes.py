@@ -81,13 +81,13 @@ class FakeKubelet:
 
 
 @asynccontextmanager
-async def dra_node(directory: Path, *flags: str) -> AsyncIterator[tuple[Node, FakeKubelet]]:
-    """A node of eight H200 with an agent in DRA mode that is registered. Args: directory: of kubelet, with a short path."""
+async def dra_node(directory: Path, *flags: str, hardware: SimulatedHardware | None = None) -> AsyncIterator[tuple[Node, FakeKubelet]]:
+    """A node of eight H200, or another one, with a registered agent in DRA mode. Args: directory: of kubelet, with a short path."""
     kubelet = FakeKubelet(directory)
     kubelet.registry.mkdir()
     driver_directory(directory).mkdir(parents=True)
     own = (f"--kubelet-dir={directory}", "--allocation=dra", "--feature-gates=DynamicResourceAllocation=true", *flags)
-    async with Node(SimulatedHardware("h200x8"), NodeOptions(agent_flags=own, start_agent=False)) as node:
+    async with Node(hardware or SimulatedHardware("h200x8"), NodeOptions(agent_flags=own, start_agent=False)) as node:
         await node.agent.start()
         await kubelet.register()
         await until(lambda: offered(node) or "--allocation=plugin" in flags)
@@ -97,19 +97,18 @@ async def dra_node(directory: Path, *flags: str) -> AsyncIterator[tuple[Node, Fa
 def offered(node: Node) -> Sequence[Mapping[str, Any]]:
     """The devices in the node's slices."""
     _, slices = node.cluster.list(Kind.RESOURCE_SLICE)
-    return [device for one in slices for device in one["spec"]["devices"]]
+    return [device for one in slices for device in one["spec"].get("devices", ())]
 
 
-def allocate(node: Node, name: str, device: str, mib: int) -> dra_pb2.Claim:
-    """Create a claim that is allocated a part of a device; return it as kubelet names it."""
+def allocate(node: Node, name: str, device: str, mib: int | None) -> dra_pb2.Claim:
+    """Create a claim that is allocated a part of a device, or all of it; return it as kubelet names it."""
     pool = node.cluster.list(Kind.NODE)[1][0]["metadata"]["name"]
     result = {
         "request": "gpu",
         "driver": contract.DRA_DRIVER,
         "pool": pool,
         "device": device,
-        "shareID": f"share-{name}",
-        "consumedCapacity": {"memory": f"{mib}Mi", "cores": "1", "shares": "1"},
+        **({"shareID": f"share-{name}", "consumedCapacity": {"memory": f"{mib}Mi", "cores": "1", "shares": "1"}} if mib else {}),
     }
     body = {
         "metadata": {"name": name, "namespace": "default"},

@@ -240,3 +240,35 @@ class TestAdminAccess:
     def test_status_says_that_nothing_is_limited(self):
         first, _ = device_status([granted(self.CLAIM, node(admin_access=True), name="watch")], 0.0)
         assert first["conditions"][0]["message"] == "admin access, without a limit"
+
+
+class TestMigInstances:
+    INVENTORY = inventory(gpu(0, mig=[instance(0, 0, mib=100), instance(0, 1, mib=100)]), gpu(1, mib=1000))
+    NAMES = ("gpu-0-mig-1g10gb-0-0-0", "gpu-0-mig-1g10gb-1-1-0")
+
+    def of(self, name: str, *others: Grant, **stated):
+        return plan(claim_object("train", result(name, mib=None, consumedCapacity=None), **stated), node(*others, inventory=self.INVENTORY))
+
+    def test_instance_is_granted_whole_by_hardware(self):
+        planned = self.of(self.NAMES[0])
+        assert isinstance(planned, Planned), planned
+        assert planned.grant.shares == (share("MIG-0-0", 100),)
+        assert (planned.grant.backend, planned.grant.resource) == (Isolation.MIG, "nvidia.com/mig-1g.10gb")
+
+    def test_instance_in_use_is_refused(self):
+        first = self.of(self.NAMES[0])
+        second = plan(
+            claim_object("other", result(self.NAMES[0], mib=None, consumedCapacity=None)),
+            node(first.grant, inventory=self.INVENTORY),
+            name="other",
+        )
+        assert second.reason is Reason.OVERCOMMITTED
+
+    @pytest.mark.parametrize("stated", [{"isolation": "exclusive"}, {"memoryBurst": "1.5"}])
+    def test_parameters_that_no_instance_has_are_refused(self, stated):
+        assert self.of(self.NAMES[0], stated=parameters(**stated)).reason is Reason.REQUEST_INVALID
+
+    def test_request_of_gpu_and_instance_is_refused(self):
+        mixed = claim_object("train", result(self.NAMES[0], mib=None), result(1))
+        with pytest.raises(ContractError, match="GPUs and MIG instances"):
+            plan(mixed, node(inventory=self.INVENTORY))
