@@ -361,6 +361,13 @@ def _share(
         return Refusal(Reject.MIG_MODE, f"claim {ref} was allocated {entry.device.uuid}, which is in MIG mode now. Delete the pod")
     if (unusable := _unusable(ref, entry, node)) is not None:
         return unusable
+    return _part(ref, entry, allocated, request, preferences)
+
+
+def _part(
+    ref: ClaimRef, entry: InventoryDevice, allocated: AllocatedDevice, request: AllocatedRequest, preferences: Preferences
+) -> DeviceShare | Refusal:
+    """Return what a claim consumes of a GPU."""
     whole_bytes = units.floor_to_mib(entry.device.memory_bytes)
     try:
         memory_bytes = _amount(allocated, CAPACITY_MEMORY, profile_bytes(allocated.device) or whole_bytes)
