@@ -187,6 +187,25 @@ def test_next_agent_keeps_claims_and_releases_what_the_last_prepared(kubectl: Ku
     kubectl.wait_for_phase("again", "Running", seconds=90)
 
 
+def test_update_of_agent_leaves_no_moment_without_driver(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
+    """T11: the next agent also releases what the last one prepared."""
+    kubectl.apply(claim("kept", request(memory="4Gi")), pod("kept", {"main": None}, claim="kept"))
+    kubectl.wait_for_phase("kept", "Running", seconds=60)
+    old = agent_pod(product, node_name)["metadata"]["uid"]
+    product.within(AGENT_NAMESPACE).run("rollout", "restart", "daemonset/aliquot-agent")
+    started: list[str] = []
+    while not another_agent_is_ready(product, node_name, old):
+        started.append(f"during-{len(started)}")
+        kubectl.apply(claim(started[-1], request(memory="1Gi")), pod(started[-1], {"main": None}, claim=started[-1]))
+        kubectl.wait_for_phase(started[-1], "Running", seconds=60)
+        assert len(offered(product)) == GPUS
+    assert [event for name in started for event in kubectl.events(name) if "FailedPrepare" in event] == []
+    kubectl.delete("pod", "kept")
+    eventually(lambda: not kubectl.get("resourceclaim", "kept")["status"].get("reservedFor"), "the claim to be free", seconds=60)
+    kubectl.apply(pod("again", {"main": None}, claim="kept"))
+    kubectl.wait_for_phase("again", "Running", seconds=60)
+
+
 def test_template_makes_claims_and_status_reports_their_devices(kubectl: Kubectl) -> None:
     template = {**claim("shape", request(memory="2Gi")), "kind": "ResourceClaimTemplate"}
     template["spec"] = {"spec": template["spec"]}
