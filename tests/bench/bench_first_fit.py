@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what is allocated where GPUs are claimed: kube-scheduler takes the first device that fits, on the node that the extender rates best.
+"""Measures what is allocated where GPUs are claimed: on the node that the extender rates best, the first device that fits.
 
     python -m tests.bench.bench_first_fit [--trace DIR] [--lists NAME,...] [--seeds N] [--jobs N]
 
