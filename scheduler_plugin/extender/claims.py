@@ -2,7 +2,7 @@
 """Judges nodes for pods with ResourceClaims: by the devices that kube-scheduler will take there, as ``core.claims`` predicts them.
 
 kube-scheduler alone decides on a pod if no claim is for our GPUs, all are allocated, one does not exist yet, or one asks for what is not
-predicted. Then every node fits here, and none is rated.
+predicted. Then all nodes fit here, with score 0.
 
 A node is refused only if the claims do not fit with what is allocated. What other pods will probably get lowers its score to 0, because
 kube-scheduler itself knows what it has promised. A request with alternatives is rated only where it gets as many devices as its first one

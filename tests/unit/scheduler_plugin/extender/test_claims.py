@@ -131,7 +131,7 @@ def test_node_is_rated_by_device_that_kube_scheduler_takes_there():
     assert context.claims.taking(context.claims.query(pod_of("p", "mine")), context.state.rows_by_name["n1"])[0][0].device[2] == "gpu-0"
 
 
-def test_next_pod_is_not_rated_by_room_that_pod_on_its_way_takes():
+def test_next_pod_is_not_rated_by_room_of_earlier_pod():
     context = cluster(devices=1)
     for name in ("one", "two"):
         context.claims.holds.set_claim(claim_of(name, asking(memory="700Mi")))
