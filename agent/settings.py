@@ -19,7 +19,7 @@ from agent.core.limits import FailPolicy
 from aliquot import contract
 from aliquot.contract import features
 from aliquot.contract.features import ALL_ALPHA, FeatureGates, Gate, parse_gates, with_components
-from aliquot.contract.model import Policy
+from aliquot.contract.model import Allocation, Policy
 from aliquot.process.listening import WILDCARDS
 from aliquot.process.settings import LogFormat, LogLevel, Row, SettingsError, Table, split_address
 
@@ -29,13 +29,6 @@ class Placement(StrEnum):
 
     ASSIGNED = "assigned"
     LOCAL = "local"
-
-
-class Allocation(StrEnum):
-    """Which of kubelet's two interfaces gives out the node's GPUs."""
-
-    PLUGIN = "plugin"
-    DRA = "dra"
 
 
 class LostGpuPolicy(StrEnum):

@@ -16,10 +16,12 @@ from agent.services.dra_plugin import DraPlugin
 from agent.services.driver_front import DriverFront
 from agent.services.publisher import NodePublisher
 from agent.services.slice_publisher import SliceCache, SliceTarget
-from agent.settings import Allocation, LostGpuPolicy, Settings
+from agent.settings import LostGpuPolicy, Settings
 from agent.wiring.driver import Driver
 from agent.wiring.grants import Grants
 from agent.wiring.setup import Setup
+from aliquot.contract.features import Gate
+from aliquot.contract.model import Allocation
 
 CONNECTIONS = 16
 """Kept open to the API server: a pod needs one read before its containers start, and many pods start at once."""

@@ -20,8 +20,9 @@ from agent.errors import StorageError
 from agent.services.driver_front import DriverFront
 from agent.services.standby import Standby
 from agent.services.telemetry import Telemetry
-from agent.settings import Allocation, Settings
+from agent.settings import Settings
 from aliquot.contract.features import Gate
+from aliquot.contract.model import Allocation
 from aliquot.process.settings import SettingsError
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from click.testing import CliRunner
 
 from aliquot import contract
+from aliquot_cli.__main__ import main
+from scheduler_plugin.core.cluster.reasons import NodeReason
+from scheduler_plugin.core.explain.why import Why
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.kubectl import Kubectl, KubectlError, Object, eventually
 from tests.e2e.product import (
@@ -96,11 +101,16 @@ def test_pods_of_one_claim_share_its_memory_and_survive_each_other(kubectl: Kube
     assert client.devices()[0]["total_bytes"] == 8 * GIB * MIB
 
 
-def test_claim_that_fits_no_gpu_waits_and_small_one_runs(kubectl: Kubectl) -> None:
-    kubectl.apply(claim("vast", request(memory="200Gi")), pod("waiting", {"main": None}, claim="vast"))
+def test_claim_that_fits_no_gpu_waits_with_sentence_and_small_one_runs(kubectl: Kubectl) -> None:
+    """kube-scheduler only says that it cannot allocate all claims."""
+    scheduled = {"schedulerName": contract.SCHEDULER_NAME}
+    kubectl.apply(claim("vast", request(memory="200Gi")), pod("waiting", {"main": None}, claim="vast", **scheduled))
     eventually(lambda: "FailedScheduling" in str(kubectl.events("waiting")), "the scheduler to find no GPU")
-    kubectl.apply(claim("small", request(memory="1Gi")), pod("runs", {"main": None}, claim="small"))
+    assert f"1 {NodeReason.MEMORY.sentence}" in why(kubectl, "waiting").sentence
+    kubectl.apply(claim("small", request(memory="1Gi")), pod("runs", {"main": None}, claim="small", **scheduled))
     kubectl.wait_for_phase("runs", "Running", seconds=60)
+    [device] = Client(kubectl, "runs").devices()
+    assert why(kubectl, "runs").devices == (device["uuid"],)
 
 
 def test_allocation_of_another_writer_that_does_not_fit_is_refused(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
@@ -345,6 +355,13 @@ def claim(name: str, *requests: Object, parameters: Mapping[str, str] | None = N
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}, "spec": {"devices": devices}}
 
 
+def why(kubectl: Kubectl, pod: str) -> Why:
+    """What the scheduler says of a pod."""
+    found = CliRunner().invoke(main, ["why", f"{kubectl.namespace}/{pod}", "--kubeconfig", str(kubectl.kubeconfig), "-o", "json"])
+    assert found.exit_code == 0, found.output
+    return msgspec.json.decode(found.output, type=Why)
+
+
 def deployment(name: str, replicas: int, limits: Mapping[str, str]) -> Object:
     """A Deployment of pods that request vGPUs."""
     template = pod("", {"main": None}, claim="", limits=limits)
@@ -369,11 +386,13 @@ def pod(
     claim: str,
     command: Sequence[str] = HOLD_OPEN,
     limits: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> Object:
     """A pod with one claim.
 
     Args: containers: by name, the request that each container uses; None for the claim as a whole.
           limits: of each container; then the pod names no claim.
+          more: fields of the spec.
     """
     specs = [
         {
@@ -392,5 +411,6 @@ def pod(
         "terminationGracePeriodSeconds": 1,
         "containers": specs,
         **({} if limits else {"resourceClaims": [{"name": "gpu", "resourceClaimName": claim}]}),
+        **more,
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
