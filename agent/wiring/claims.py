@@ -20,7 +20,6 @@ from agent.settings import LostGpuPolicy, Settings
 from agent.wiring.driver import Driver
 from agent.wiring.grants import Grants
 from agent.wiring.setup import Setup
-from aliquot.contract.features import Gate
 from aliquot.contract.model import Allocation
 
 CONNECTIONS = 16

@@ -103,11 +103,13 @@ def test_pods_of_one_claim_share_its_memory_and_survive_each_other(kubectl: Kube
 
 def test_claim_that_fits_no_gpu_waits_with_sentence_and_small_one_runs(kubectl: Kubectl) -> None:
     """kube-scheduler only says that it cannot allocate all claims."""
-    scheduled = {"schedulerName": contract.SCHEDULER_NAME}
-    kubectl.apply(claim("vast", request(memory="200Gi")), pod("waiting", {"main": None}, claim="vast", **scheduled))
+    kubectl.apply(
+        claim("vast", request(memory="200Gi")), pod("waiting", {"main": None}, claim="vast", schedulerName=contract.SCHEDULER_NAME)
+    )
     eventually(lambda: "FailedScheduling" in str(kubectl.events("waiting")), "the scheduler to find no GPU")
     assert f"1 {NodeReason.MEMORY.sentence}" in why(kubectl, "waiting").sentence
-    kubectl.apply(claim("small", request(memory="1Gi")), pod("runs", {"main": None}, claim="small", **scheduled))
+    small = pod("runs", {"main": None}, claim="small", schedulerName=contract.SCHEDULER_NAME)
+    kubectl.apply(claim("small", request(memory="1Gi")), small)
     kubectl.wait_for_phase("runs", "Running", seconds=60)
     [device] = Client(kubectl, "runs").devices()
     assert why(kubectl, "runs").devices == (device["uuid"],)

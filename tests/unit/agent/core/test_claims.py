@@ -226,7 +226,7 @@ class TestAdminAccess:
     CLAIM = claim_object("watch", result(0, mib=None, adminAccess=True), result(1, mib=None, adminAccess=True))
 
     def test_takes_no_part_of_full_gpus_and_leaves_all_to_others(self):
-        full = grant("full", share(0, 1000, 100), share(1, 1000, 100))
+        full = grant(ids("0:0", "1:0"), share(0, 1000, 100), share(1, 1000, 100))
         watching = granted(self.CLAIM, node(full, admin_access=True), name="watch")
         assert (watching.takes_part, watching.under_shim) == (False, False)
         later = node(watching)
@@ -262,6 +262,7 @@ class TestMigInstances:
             node(first.grant, inventory=self.INVENTORY),
             name="other",
         )
+        assert isinstance(second, Refusal)
         assert second.reason is Reason.OVERCOMMITTED
 
     @pytest.mark.parametrize("stated", [{"isolation": "exclusive"}, {"memoryBurst": "1.5"}])
