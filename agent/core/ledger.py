@@ -44,6 +44,8 @@ class ClaimRequest:
     requests: tuple[str, ...] = ()
     """All requests of the claim with devices of this driver; each has a grant once the claim is prepared."""
     preferences: Preferences = field(default_factory=Preferences)
+    admin: bool = False
+    """Whether it uses the devices beside all grants, without a part of them (``adminAccess``). Its shares have no memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,11 @@ class Grant:
     def device_names(self) -> tuple[str, ...]:
         """The names in its shares, in order: GPUs, MIG instances, or places for one."""
         return tuple(share.device_uuid for share in self.shares)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether its shares count towards what its devices have; not so for a claim with admin access."""
+        return self.claim is None or not self.claim.admin
 
     @property
     def under_shim(self) -> bool:
@@ -129,7 +136,7 @@ class Ledger:
         """Return the granted shares by the name of their device; an empty sequence for any other name."""
         found = defaultdict(list)
         for grant in self.grants.values():
-            for share in grant.shares:
+            for share in grant.shares if grant.takes_part else ():
                 found[share.device_uuid].append(share)
         return found
 
@@ -175,7 +182,7 @@ class Ledger:
         Raises: AccountingError if a device has no room for it, which is an error in planning.
         """
         before, others = self.grants.get(grant.grant_id), self.releasing((grant.grant_id,))
-        if before is None or before.shares != grant.shares:
+        if grant.takes_part and (before is None or before.shares != grant.shares):
             named = frozenset(share.device_uuid for share in grant.shares)
             with_shares(others.states(inventory, shares_per_gpu, named), grant.shares)
         return replace(others, grants={**others.grants, grant.grant_id: grant})

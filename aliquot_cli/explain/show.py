@@ -47,7 +47,7 @@ def _cure_lines(why: Why) -> Iterator[str]:
     if why.changes:
         yield "each of these changes alone makes it fit:"
         yield from (f"  - {change.sentence}" for change in why.changes)
-    else:
+    elif not why.by_claims:
         yield "no single change to this pod, its neighbours or a cordon makes it fit: combine several, or add a node with what these lack"
     if why.not_checked:
         yield not_checked_line()
