@@ -74,12 +74,11 @@ class _Predicted:
 
 
 @dataclass(slots=True)
-class _Kept:
-    """A verdict, and what was predicted for its rows."""
+class _Predictions:
+    """What was predicted for some claims, by row. It depends on no CPU and RAM, so pods of many sizes share it."""
 
-    verdict: Verdict
     class_version: int
-    predicted: dict[int, _Predicted] = field(default_factory=dict)
+    by_row: dict[int, _Predicted] = field(default_factory=dict)
 
 
 class ClaimVerdicts:
@@ -100,7 +99,8 @@ class ClaimVerdicts:
         self._policy = policy
         self._clock = clock
         self._soft_seconds = soft_seconds
-        self._kept: OrderedDict[tuple[tuple[bytes, ...], HostDemand], _Kept] = OrderedDict()
+        self._predictions: OrderedDict[tuple[bytes, ...], _Predictions] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[tuple[bytes, ...], HostDemand], tuple[_Predictions, Verdict]] = OrderedDict()
 
     def query(self, pod: PodFacts) -> ClaimQuery | str:
         """Return what a pod claims; a sentence if kube-scheduler alone decides."""
@@ -136,7 +136,7 @@ class ClaimVerdicts:
         self._shapes.refresh()
         with self._state.without(pod.uid):
             self._state.columns.derive()
-            return self._up_to_date(pod.uid, query).verdict
+            return self._up_to_date(pod.uid, query)
 
     def note_outcome(self, pod: PodFacts, *, fits: bool) -> None:
         """Remember the pods that fit nowhere."""
@@ -162,8 +162,8 @@ class ClaimVerdicts:
 
     def taking(self, query: ClaimQuery, row: int) -> Taking:
         """Return the devices that were predicted for claims on a node, by request; empty if unknown."""
-        kept = self._kept.get((query.shapes, query.demand))
-        found = None if kept is None else kept.predicted.get(row)
+        kept = self._predictions.get(query.shapes)
+        found = None if kept is None else kept.by_row.get(row)
         return () if found is None else found.taking
 
     def devices_of(self, pod: PodFacts) -> tuple[str, ...]:
@@ -178,33 +178,39 @@ class ClaimVerdicts:
         if row is not None:
             self._state.columns.touch(row)
 
-    def _up_to_date(self, uid: str, query: ClaimQuery) -> _Kept:
-        key, columns = (query.shapes, query.demand), self._state.columns
-        kept = self._kept.get(key)
+    def _up_to_date(self, uid: str, query: ClaimQuery) -> Verdict:
+        columns, predictions, key = self._state.columns, self._predictions_for(query), (query.shapes, query.demand)
+        known, verdict = self._verdicts.get(key, (None, None))
+        if verdict is None or known is not predictions:
+            verdict = blank(columns.rows)
+            verdict.computed_at = -1
+        if len(verdict.reason) < columns.rows:
+            verdict = grown(verdict, columns.rows)
+        keep(self._verdicts, key, (predictions, verdict), MOST_KEPT)
+        for chunk in columns.chunks(np.flatnonzero(columns.changed[: columns.rows] > verdict.computed_at)):
+            self._judge(uid, query, chunk, predictions, verdict)
+        verdict.computed_at = columns.change_count
+        return verdict
+
+    def _predictions_for(self, query: ClaimQuery) -> _Predictions:
+        """Return what is kept for these claims; nothing if a class changed since."""
+        kept = self._predictions.get(query.shapes)
         if kept is None or kept.class_version != self.pools.class_version:
-            kept = _Kept(blank(columns.rows), self.pools.class_version)
-            kept.verdict.computed_at = -1
-        if len(kept.verdict.reason) < columns.rows:
-            kept.verdict = grown(kept.verdict, columns.rows)
-        keep(self._kept, key, kept, MOST_KEPT)
-        rows = np.flatnonzero(columns.changed[: columns.rows] > kept.verdict.computed_at)
-        for chunk in columns.chunks(rows):
-            self._judge(uid, query, chunk, kept)
-        kept.verdict.computed_at = columns.change_count
+            kept = _Predictions(self.pools.class_version)
+        keep(self._predictions, query.shapes, kept, MOST_KEPT)
         return kept
 
-    def _judge(self, uid: str, query: ClaimQuery, rows: Rows, kept: _Kept) -> None:
-        verdict = kept.verdict
+    def _judge(self, uid: str, query: ClaimQuery, rows: Rows, predictions: _Predictions, verdict: Verdict) -> None:
         verdict.reason[rows], verdict.curable[rows], verdict.score[rows], verdict.cost[rows] = NodeReason.NO_GPU.value, False, 0, 0.0
         rated: dict[int, Sequence[Sequence[int]]] = {}
         for row in rows.tolist():
             if not (node := self._state.names[row]):
-                kept.predicted.pop(row, None)
+                predictions.by_row.pop(row, None)
                 continue
             stamp = (*self.pools.stamp(node, uid), id(self._state.gpu_node(node)))
-            found = kept.predicted.get(row)
-            if found is None or found.stamp != stamp or found.reason.value:
-                found = kept.predicted[row] = self._predict(uid, query, row, stamp)
+            found = predictions.by_row.get(row)
+            if found is None or found.stamp != stamp:
+                found = predictions.by_row[row] = self._predict(uid, query, row, stamp)
             verdict.reason[row] = found.reason.value
             if found.columns is not None:
                 rated[row] = found.columns
