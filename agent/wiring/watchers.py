@@ -119,7 +119,7 @@ def _monitor(parts: Parts, reconciler: Reconciler, auditor: Auditor) -> Monitor:
 def _registrations(parts: Parts) -> Callable[[], Mapping[str, str]]:
     """Return what lists why each resource, and the driver, is not registered; an empty text for a registered one."""
     registrar, claims = parts.plugins.registrar, parts.claims
-    return lambda: {**registrar.troubles, **({contract.DRA_DRIVER: claims.registrar.trouble} if claims is not None else {})}
+    return lambda: {**registrar.troubles, **({contract.DRA_DRIVER: claims.front.registrar.trouble} if claims is not None else {})}
 
 
 def _troubles(parts: Parts) -> Callable[[], Sequence[str]]:

@@ -327,21 +327,25 @@ def _check_device(node: GpuNode, entry: GpuDevice) -> None:
     device = entry.device
     for text in (device.model, device.pci_bus_id, entry.state, entry.trouble, entry.pcie_root, entry.fabric_clique):
         _check_text(node, text)
-    amounts = [device.memory_bytes, *(instance.memory_bytes for instance in device.mig_instances)]
-    for memory_bytes in amounts:
+    for memory_bytes in (device.memory_bytes, *(instance.memory_bytes for instance in device.mig_instances)):
         if not 1 <= units.bytes_to_mib(memory_bytes) <= _MAX_MIB:
             _refuse(node, f"expected 1 to {_MAX_MIB} MiB on {device.uuid}, found {memory_bytes} bytes")
-    if len(device.mig_instances) > MAX_INSTANCES_PER_DEVICE:
-        _refuse(node, f"expected at most {MAX_INSTANCES_PER_DEVICE} MIG instances on {device.uuid}, found {len(device.mig_instances)}")
+    _check_instances(node, device)
     numbers = [device.minor, device.numa_node or 0]
     for instance in device.mig_instances:
-        _check_text(node, instance.profile)
-        if instance.parent_uuid != device.uuid:
-            _refuse(node, f"expected instances of {device.uuid}, found one of {quote(instance.parent_uuid)}")
         numbers += _numbers_of(instance)
     if not all(0 <= number <= MAX_MINOR for number in numbers):
         _refuse(node, f"expected numbers from 0 to {MAX_MINOR} on {device.uuid}, found {numbers}")
     _check_capability(node, device)
+
+
+def _check_instances(node: GpuNode, device: Device) -> None:
+    if len(device.mig_instances) > MAX_INSTANCES_PER_DEVICE:
+        _refuse(node, f"expected at most {MAX_INSTANCES_PER_DEVICE} MIG instances on {device.uuid}, found {len(device.mig_instances)}")
+    for instance in device.mig_instances:
+        _check_text(node, instance.profile)
+        if instance.parent_uuid != device.uuid:
+            _refuse(node, f"expected instances of {device.uuid}, found one of {quote(instance.parent_uuid)}")
 
 
 def _numbers_of(instance: MigInstance) -> list[int]:

@@ -8,7 +8,7 @@ pod with what it knew. So each refused pod that fits now gets an annotation, whi
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -18,7 +18,6 @@ from scheduler_plugin.core.claims.pools import StoredClaim
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.extender.claims import ClaimVerdicts
 from scheduler_plugin.extender.context import ExtenderContext
-from scheduler_plugin.ports import PodApi
 
 logger = logging.getLogger(__name__)
 
@@ -94,10 +93,18 @@ class ClaimWatch:
         self._claims.is_listed = all(one.is_listed for one in self._receivers)
 
 
+class Annotator(Protocol):
+    """Of ``ports.PodApi``, what the loop uses."""
+
+    async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
+        """Set annotations of the pod of this UID. Raises KubeApiError."""
+        ...
+
+
 class ClaimRetry:
     """The loop that has refused pods tried again."""
 
-    def __init__(self, context: ExtenderContext, api: PodApi, leads: Callable[[], bool]) -> None:
+    def __init__(self, context: ExtenderContext, api: Annotator, leads: Callable[[], bool]) -> None:
         """Args: leads: whether this replica decides."""
         self._context = context
         self._api = api

@@ -103,11 +103,13 @@ def test_pods_of_one_claim_share_its_memory_and_survive_each_other(kubectl: Kube
 
 def test_claim_that_fits_no_gpu_waits_with_sentence_and_small_one_runs(kubectl: Kubectl) -> None:
     """kube-scheduler only says that it cannot allocate all claims."""
-    scheduled = {"schedulerName": contract.SCHEDULER_NAME}
-    kubectl.apply(claim("vast", request(memory="200Gi")), pod("waiting", {"main": None}, claim="vast", **scheduled))
+    kubectl.apply(
+        claim("vast", request(memory="200Gi")), pod("waiting", {"main": None}, claim="vast", schedulerName=contract.SCHEDULER_NAME)
+    )
     eventually(lambda: "FailedScheduling" in str(kubectl.events("waiting")), "the scheduler to find no GPU")
     assert f"1 {NodeReason.MEMORY.sentence}" in why(kubectl, "waiting").sentence
-    kubectl.apply(claim("small", request(memory="1Gi")), pod("runs", {"main": None}, claim="small", **scheduled))
+    small = pod("runs", {"main": None}, claim="small", schedulerName=contract.SCHEDULER_NAME)
+    kubectl.apply(claim("small", request(memory="1Gi")), small)
     kubectl.wait_for_phase("runs", "Running", seconds=60)
     [device] = Client(kubectl, "runs").devices()
     assert why(kubectl, "runs").devices == (device["uuid"],)
@@ -195,6 +197,25 @@ def test_next_agent_keeps_claims_and_releases_what_the_last_prepared(kubectl: Ku
     eventually(lambda: len(offered(product)) == GPUS, "the slices to be there", seconds=60)
     kubectl.apply(pod("again", {"main": None}, claim="kept"))
     kubectl.wait_for_phase("again", "Running", seconds=90)
+
+
+def test_update_of_agent_leaves_no_moment_without_driver(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
+    """T11: the next agent also releases what the last one prepared."""
+    kubectl.apply(claim("kept", request(memory="4Gi")), pod("kept", {"main": None}, claim="kept"))
+    kubectl.wait_for_phase("kept", "Running", seconds=60)
+    old = agent_pod(product, node_name)["metadata"]["uid"]
+    product.within(AGENT_NAMESPACE).run("rollout", "restart", "daemonset/aliquot-agent")
+    started: list[str] = []
+    while not another_agent_is_ready(product, node_name, old):
+        started.append(f"during-{len(started)}")
+        kubectl.apply(claim(started[-1], request(memory="1Gi")), pod(started[-1], {"main": None}, claim=started[-1]))
+        kubectl.wait_for_phase(started[-1], "Running", seconds=60)
+        assert len(offered(product)) == GPUS
+    assert [event for name in started for event in kubectl.events(name) if "FailedPrepare" in event] == []
+    kubectl.delete("pod", "kept")
+    eventually(lambda: not kubectl.get("resourceclaim", "kept")["status"].get("reservedFor"), "the claim to be free", seconds=60)
+    kubectl.apply(pod("again", {"main": None}, claim="kept"))
+    kubectl.wait_for_phase("again", "Running", seconds=60)
 
 
 def test_template_makes_claims_and_status_reports_their_devices(kubectl: Kubectl) -> None:

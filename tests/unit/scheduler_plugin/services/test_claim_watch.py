@@ -19,7 +19,7 @@ from tests.unit.scheduler_plugin.claim_builders import asking, claim_of, class_o
 
 
 class Pods:
-    """Of ``ports.PodApi``, what the loop uses."""
+    """Implements ``services.claim_watch.Annotator``."""
 
     def __init__(self) -> None:
         self.annotated: list[str] = []

@@ -4,7 +4,7 @@
 import asyncio
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -42,7 +42,7 @@ class Namespaces:
 class Maker:
     """Implements ``webhook.review.ClaimTemplateMaker``."""
 
-    async def ensure(self, namespace: str, templates: tuple[ClaimTemplate, ...]) -> str:
+    async def ensure(self, namespace: str, templates: Sequence[ClaimTemplate]) -> str:
         del namespace, templates
         return ""
 
