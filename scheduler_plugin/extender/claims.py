@@ -21,7 +21,7 @@ from aliquot.contract import units
 from aliquot.contract.errors import ContractError
 from aliquot.contract.model import ContainerRequest, ContainerSpec, Pod, Policy, Preferences
 from scheduler_plugin.core.claims.first_fit import Claim, Request, SearchTooLongError, Taken
-from scheduler_plugin.core.claims.pools import Guess, Pools
+from scheduler_plugin.core.claims.pools import Guess, Pools, StoredClaim
 from scheduler_plugin.core.cluster.columns import Rows
 from scheduler_plugin.core.cluster.pods import PodFacts, Use
 from scheduler_plugin.core.cluster.reasons import NodeReason
@@ -53,6 +53,11 @@ class ClaimQuery:
     def requests(self) -> tuple[Request, ...]:
         """The first alternative of each request."""
         return tuple(alternatives[0] for claim in self.claims for alternatives in claim.requests)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a request is for GPUs of Aliquot."""
+        return any(contract.DRA_DRIVER in expression for request in self.requests for expression in request.selectors)
 
     @property
     def asks(self) -> tuple[RatingQuery, ...]:
@@ -104,26 +109,28 @@ class ClaimVerdicts:
 
     def query(self, pod: PodFacts) -> ClaimQuery | str:
         """Return what a pod claims; a sentence if kube-scheduler alone decides."""
-        if not pod.claims:
-            return "it asks for no GPU of Aliquot, so kube-scheduler alone decides"
-        if not self.is_listed:
-            return "it has ResourceClaims, which the scheduler does not read: kube-scheduler alone decides"
-        found = [self.pools.claims.get((pod.namespace, name)) for name in pod.claims]
-        known = [claim for claim in found if claim is not None]
-        if len(known) < len(found):
-            return "it waits for a ResourceClaim that does not exist yet"
-        waiting = [claim for claim in known if claim.parts is None]
-        if not waiting:
-            return "its ResourceClaims are allocated, so it can only run on their node"
+        waiting = self._waiting(pod)
+        if isinstance(waiting, str):
+            return waiting
         try:
             claims = tuple(self.pools.read(waiting))
         except ContractError as exc:
             return f"its ResourceClaims are not predicted, so kube-scheduler alone decides: {exc}"
         demand = HostDemand(pod.cpu_milli, pod.memory_mib)
         query = ClaimQuery(claims, tuple(claim.shape for claim in waiting), demand, self._policy)
-        if not any(contract.DRA_DRIVER in expression for request in query.requests for expression in request.selectors):
-            return "its ResourceClaims are not for GPUs of Aliquot, so kube-scheduler alone decides"
-        return query
+        return query if query.is_ours else "its ResourceClaims are not for GPUs of Aliquot, so kube-scheduler alone decides"
+
+    def _waiting(self, pod: PodFacts) -> Sequence[StoredClaim] | str:
+        """Return the claims of a pod that are not allocated; a sentence without any, or if they are unknown."""
+        if not pod.claims:
+            return "it asks for no GPU of Aliquot, so kube-scheduler alone decides"
+        if not self.is_listed:
+            return "it has ResourceClaims, which the scheduler does not read: kube-scheduler alone decides"
+        known = [claim for name in pod.claims if (claim := self.pools.claims.get((pod.namespace, name))) is not None]
+        if len(known) < len(pod.claims):
+            return "it waits for a ResourceClaim that does not exist yet"
+        waiting = [claim for claim in known if claim.parts is None]
+        return waiting or "its ResourceClaims are allocated, so it can only run on their node"
 
     def verdict(self, pod: PodFacts) -> Verdict | None:
         """Judge all nodes for a pod, as if it had no devices yet; None if kube-scheduler alone decides. Valid until the state changes."""
