@@ -280,11 +280,16 @@ class Pools:
         return found
 
     def _usage(self, node: str, devices: Sequence[Device], but: str, *, guesses: bool) -> Usage:
-        pools, shared = {device.key[:2] for device in devices}, {device.key for device in devices if device.shared}
+        pools = {device.key[:2] for device in devices}
         used = [(part.device, part.consumed) for pool in pools for parts in self._parts.get(pool, {}).values() for part in parts]
-        for guess in (guess for uid, guess in self._guesses.items() if guesses and self._counts(uid, node, but)):
-            used += [(taken.device, taken.consumed if taken.device in shared else None) for taken in guess.taken]
-        return _sum_of(used)
+        return _sum_of([*used, *self._guessed(node, devices, but)] if guesses else used)
+
+    def _guessed(self, node: str, devices: Sequence[Device], but: str) -> Iterable[tuple[DeviceKey, Amounts | None]]:
+        """Yield what the guesses for pods use on a node."""
+        shared = {device.key for device in devices if device.shared}
+        for uid, guess in self._guesses.items():
+            if self._counts(uid, node, but):
+                yield from ((taken.device, taken.consumed if taken.device in shared else None) for taken in guess.taken)
 
     def _slices_changed(self, node: str) -> None:
         if node:
