@@ -60,7 +60,7 @@ san: $(VENV)/.dev
 
 # Root and a Go toolchain; what else is missing is installed, or named and the suite skipped. KUBECONFIG=… runs it on any cluster.
 e2e: native $(VENV)/.dev
-	$(BIN)/python -m pytest tests/e2e -m e2e --tb=short --durations=30 --durations-min=5 $(ARGS)
+	$(BIN)/python -m pytest tests/e2e -m e2e -n auto --dist loadfile --no-loadscope-reorder --tb=short --durations=30 --durations-min=5 $(ARGS)
 
 e2e-build: native $(VENV)/.dev
 	$(BIN)/python -m tests.e2e.cluster build

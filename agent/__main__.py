@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts the agent: reads the settings, has the parts built (``agent.wiring``), and runs the services until SIGTERM.
 
-An agent first waits until no other agent uses the node's directories. Then the driver is entered and the plugins are registered before
+An agent first waits until no other agent uses the node's directories. Where it serves claims, it asks the other one for its place; the
+other one then stops its services and waits in turn. Then the driver is entered and the plugins are registered before
 anything else: a node that reboots admits pods only once its devices are there.
 On SIGTERM the plugins stop. The files stay, so running containers notice nothing.
 """
@@ -18,10 +19,11 @@ from typing import Any
 from agent.adapters.durable import write_whole
 from agent.adapters.memory import use_one_heap
 from agent.errors import AgentError, StorageError
+from agent.services.standby import asked_to_leave
 from agent.settings import Settings
 from agent.wiring.parts import Parts, build_parts
 from agent.wiring.setup import build_setup
-from agent.wiring.standby import directory_locks, wait_to_be_alone
+from agent.wiring.standby import Place, build_place, wait_to_be_alone
 from agent.wiring.watchers import Watchers, build_watchers
 from aliquot.kube.errors import KubeApiError
 from aliquot.process.log_format import configure_logging
@@ -51,17 +53,18 @@ async def _run(settings: Settings, environ: Mapping[str, str]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    locks = directory_locks(settings)
-    try:
-        if await wait_to_be_alone(settings, locks, stop):
-            await _run_alone(settings, environ, stop)
-    finally:
-        locks.close()
+    while not stop.is_set():
+        place = build_place(settings, environ)
+        try:
+            if await wait_to_be_alone(settings, place, stop):
+                await _run_alone(settings, environ, place, stop)
+        finally:
+            await place.leave()
 
 
-async def _run_alone(settings: Settings, environ: Mapping[str, str], stop: asyncio.Event) -> None:
-    """Build the agent and run it until ``stop`` is set or a service fails."""
-    parts = build_parts(build_setup(settings, environ))
+async def _run_alone(settings: Settings, environ: Mapping[str, str], place: Place, stop: asyncio.Event) -> None:
+    """Build the agent and run it until ``stop`` is set, another agent asks for its place, or a service fails."""
+    parts = build_parts(build_setup(settings, environ, place.telemetry), place.front)
     watchers = build_watchers(parts)
     await _load(parts)
     services = _services(parts, watchers)
@@ -71,14 +74,23 @@ async def _run_alone(settings: Settings, environ: Mapping[str, str], stop: async
         parts.claims.watcher.start(parts.claims.cache)
     gc.freeze()  # imported modules stay for good: collections need not look at them, and are short
     tasks = [asyncio.ensure_future(service) for service in services]
-    stopping = asyncio.ensure_future(stop.wait())
+    stopping, leaving = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(asked_to_leave(place.succession))
     try:
-        done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([*tasks, stopping, leaving], return_when=asyncio.FIRST_COMPLETED)
         for task in done - {stopping}:
             await task  # a service ends only with an error
-        logger.info("stopping on a signal")
+        if leaving in done:
+            await _retire(parts, place)
+        logger.info("stopping: %s", "another agent of this node takes over" if leaving in done else "a signal came")
     finally:
-        await _shut_down([*tasks, stopping], parts, watchers)
+        await _shut_down([*tasks, stopping, leaving], parts, watchers)
+
+
+async def _retire(parts: Parts, place: Place) -> None:
+    """Finish the calls about claims. Kubelet sends new ones to the next agent, which waits for this one."""
+    place.succession.retire()
+    if parts.claims is not None:
+        await parts.claims.front.drain()
 
 
 async def _load(parts: Parts) -> None:
@@ -97,7 +109,7 @@ def _services(parts: Parts, watchers: Watchers) -> Sequence[Coroutine[Any, Any, 
     return [
         driver.watch.run(),
         parts.plugins.registrar.run(),
-        *((claims.registrar.run(), claims.publisher.run(), claims.sweep.run()) if claims is not None else ()),
+        *((claims.front.run(), claims.publisher.run(), claims.sweep.run()) if claims is not None else ()),
         grants.injection.run(),
         watchers.monitor.run(),
         storage.holder.run(),
@@ -144,7 +156,7 @@ async def _shut_down(tasks: Sequence[asyncio.Future[Any]], parts: Parts, watcher
     await parts.plugins.registrar.stop()
     if parts.claims is not None:
         parts.claims.watcher.stop()
-        await parts.claims.registrar.stop()
+        await parts.claims.front.stop()
         parts.claims.requests.close()
     await parts.kubelet.pod_resources.close()
     parts.storage.manager.close()

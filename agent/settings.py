@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's configuration: each field of ``Settings`` is a setting with default, meaning and bounds (``aliquot.process.settings``)."""
 
+import re
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +19,7 @@ from agent.core.limits import FailPolicy
 from aliquot import contract
 from aliquot.contract import features
 from aliquot.contract.features import ALL_ALPHA, FeatureGates, Gate, parse_gates, with_components
-from aliquot.contract.model import Policy
+from aliquot.contract.model import Allocation, Policy
 from aliquot.process.listening import WILDCARDS
 from aliquot.process.settings import LogFormat, LogLevel, Row, SettingsError, Table, split_address
 
@@ -29,11 +31,13 @@ class Placement(StrEnum):
     LOCAL = "local"
 
 
-class Allocation(StrEnum):
-    """Which of kubelet's two interfaces gives out the node's GPUs."""
+class LostGpuPolicy(StrEnum):
+    """What happens to the pods of a lost GPU. Values of the setting ``lostGpuPolicy``."""
 
-    PLUGIN = "plugin"
-    DRA = "dra"
+    KEEP = "keep"
+    """They stay, until an administrator deletes them."""
+    EVICT = "evict"
+    """Kubernetes deletes them, unless their claims tolerate the taint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,15 @@ class Settings:
     allocation: Annotated[
         Allocation, Row("how pods get GPUs of this node: by resources of the device plugin (plugin), or by ResourceClaims (dra)")
     ] = Allocation.PLUGIN
+    dra_admin_access: Annotated[
+        bool, Row("let ResourceClaims with adminAccess use GPUs beside all other claims, without a limit; only for monitoring")
+    ] = False
+    dra_profiles: Annotated[
+        str, Row("fixed shares that a node in mode dra also offers as devices of their own, by GiB of memory, such as 10g,20g")
+    ] = ""
+    lost_gpu_policy: Annotated[LostGpuPolicy, Row("what happens to pods with ResourceClaims on a GPU that the driver has lost")] = (
+        LostGpuPolicy.KEEP
+    )
     cdi_dir: Annotated[str, Row("directory where the agent writes CDI specs for containers", absolute=True)] = contract.CDI_DYNAMIC_DIR
     cdi_static_dir: Annotated[
         str, Row("second directory in which the agent looks for the host's NVIDIA CDI spec", absolute=True, advanced=True)
@@ -191,8 +204,13 @@ class Settings:
                 f"migDynamic needs migStrategy: mixed, found {settings.mig_strategy}: set migStrategy: mixed, or turn migDynamic off"
             )
         split_address("metricsAddress", settings.metrics_address)
-        _ = settings.health_rules
+        _ = settings.health_rules, settings.profiles_gib
         return settings
+
+    @property
+    def name_of_node(self) -> str:
+        """The node's name in Kubernetes."""
+        return self.node_name or socket.gethostname().lower()
 
     def _check_gates(self) -> None:
         """Refuse a setting that only configures an alpha feature while the feature's gate is closed. Raises SettingsError."""
@@ -200,6 +218,9 @@ class Settings:
             (self.mig_dynamic, "migDynamic", Gate.DYNAMIC_MIG),
             (bool(self.driver_limits_hook), "driverLimitsHook", Gate.DRIVER_ISOLATION),
             (self.allocation is Allocation.DRA, "allocation: dra", Gate.DYNAMIC_RESOURCE_ALLOCATION),
+            (self.dra_admin_access, "draAdminAccess", Gate.DYNAMIC_RESOURCE_ALLOCATION),
+            (bool(self.dra_profiles), "draProfiles", Gate.DYNAMIC_RESOURCE_ALLOCATION),
+            (self.lost_gpu_policy is LostGpuPolicy.EVICT, "lostGpuPolicy: evict", Gate.DYNAMIC_RESOURCE_ALLOCATION),
             (self.memory_oversubscription > 1, "memoryOversubscription", Gate.MEMORY_BURST),
         )
         gates = self.gates
@@ -225,6 +246,14 @@ class Settings:
             application_xids=_xids("healthApplicationXids", self.health_application_xids),
             hard_xids=_xids("healthHardXids", self.health_hard_xids),
         )
+
+    @property
+    def profiles_gib(self) -> tuple[int, ...]:
+        """The sizes of ``dra_profiles``, in GiB, without repetitions. Raises SettingsError."""
+        sizes = [part.strip() for part in self.dra_profiles.split(",") if part.strip()]
+        if wrong := [size for size in sizes if not re.fullmatch(r"[1-9][0-9]{0,3}g", size)]:
+            raise SettingsError(f"draProfiles {wrong[0]!r}: want GiB of memory, such as 10g,20g")
+        return tuple(sorted({int(size.removesuffix("g")) for size in sizes}))
 
     @property
     def exempt_namespaces(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ from aliquot_cli import exit_codes
 from aliquot_cli.access import Target, connect
 from aliquot_cli.errors import AccessError, NotFoundError
 from aliquot_cli.options import cluster_options, namespace_options, node_option, output_option
-from aliquot_cli.output import UNKNOWN, Cell, Column, Output, document, table
+from aliquot_cli.output import UNKNOWN, Cell, Column, Output, document, table, terminal_width
 from aliquot_cli.source import AGENT_LABEL, AGENT_NAME, NO_AGENT, agent_pages, agents, gpu_node_names
 
 
@@ -38,7 +38,7 @@ COLUMNS: Sequence[Column[Difference]] = (
     Column("FOR", lambda one: f"{one.seconds:.0f}s"),
     Column("CURE", lambda one: one.cure or UNKNOWN),
     Column("FOUND BY", lambda one: "audit" if one.source == "audit" else "reconciler", wide=True),
-    Column("MESSAGE", lambda one: one.message),
+    Column("MESSAGE", lambda one: one.message, is_sentence=True),
 )
 
 
@@ -84,7 +84,7 @@ def _report(found: Sequence[Difference], silent: Mapping[str, str], nodes: int, 
         return document({"differences": [asdict(one) for one in found], "silent": silent}, output)
     if not found:
         return f"no differences on {nodes - len(silent)} nodes"
-    return "\n".join(table(COLUMNS, found, output))
+    return "\n".join(table(COLUMNS, found, output, width=terminal_width()))
 
 
 def _trouble(page: str | AccessError | None) -> str:

@@ -13,14 +13,13 @@ from aliquot_cli.errors import NotFoundError
 from aliquot_cli.model import Gpu, Node
 from aliquot_cli.names import find_gpu
 from aliquot_cli.options import cluster_options, namespace_options, node_option, output_option
-from aliquot_cli.output import UNKNOWN, Cell, Column, Output, document, memory, number, percent, table
+from aliquot_cli.output import UNKNOWN, Cell, Column, Output, document, memory, number, percent, table, terminal_width
 from aliquot_cli.pods import GpuPod, gpu_pods, with_shares
 from aliquot_cli.source import nodes
 from aliquot_cli.top import GPU_COLUMNS, NODE_COLUMNS, SHARE_COLUMNS, Row
 
 T = TypeVar("T", Gpu, Node, GpuPod)
 
-_LONGEST_REASON = 60
 _PHASE_COLOURS = {"Running": "green", "Succeeded": "green", "Pending": "yellow", "Failed": "red"}
 
 POD_COLUMNS: Sequence[Column[GpuPod]] = (
@@ -31,8 +30,8 @@ POD_COLUMNS: Sequence[Column[GpuPod]] = (
     Column("GPUS", lambda pod: _gpus(pod)),
     Column("USED/REQUESTED", lambda pod: f"{memory(pod.used_bytes)}/{memory(pod.memory_bytes)}"),
     Column("CORES", lambda pod: number(pod.cores_percent, "%")),
-    Column("REASON", lambda pod: _shortened(pod.waits_for)),
     Column("DEVICES", lambda pod: ",".join(pod.assigned) or UNKNOWN, wide=True),
+    Column("REASON", lambda pod: pod.waits_for, is_sentence=True),
 )
 
 
@@ -88,8 +87,9 @@ def describe(*, kind: str, name: str, namespace: str | None, output: Output, tar
 def _pods(cluster: Cluster, names: Sequence[str], namespace: str | None, node_names: Sequence[str]) -> list[GpuPod]:
     listed = gpu_pods(cluster, namespace)
     chosen = [pod for pod in listed if _is_chosen(pod, names, node_names)]
-    if missing := [name for name in names if name not in {pod.name for pod in chosen}]:
-        raise NotFoundError(f"no pod that requests GPUs is named {', '.join(missing)}" + (f" in {namespace}" if namespace else ""))
+    if missing := set(names) - {pod.name for pod in chosen}:
+        where = f" in {namespace}" if namespace else ""
+        raise NotFoundError(f"no pod that requests GPUs is named {', '.join(sorted(missing, key=names.index))}{where}")
     on_nodes = sorted({pod.node for pod in chosen if pod.node})
     return with_shares(chosen, nodes(cluster, on_nodes, all_of_them=False)) if on_nodes else chosen
 
@@ -102,17 +102,12 @@ def _is_chosen(pod: GpuPod, names: Sequence[str], node_names: Sequence[str]) -> 
 def _listing(columns: Sequence[Column[T]], rows: Sequence[T], what: str, output: Output) -> str:
     if output.for_programs:
         return document({what: [asdict(row) for row in rows]}, output)
-    return "\n".join(table(columns, rows, output))
+    return "\n".join(table(columns, rows, output, width=terminal_width()))
 
 
 def _gpus(pod: GpuPod) -> str:
     whole = [str(pod.vgpus)] if pod.vgpus else []
     return ",".join(whole + [f"{name.rpartition('/')[2]}={count}" for name, count in pod.other.items()]) or UNKNOWN
-
-
-def _shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST_REASON else f"{line[: _LONGEST_REASON - 1]}…"
 
 
 # --- describe -------------------------------------------------------------------------------------------------------
@@ -127,7 +122,7 @@ def _share_table(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield "Shares:" if rows else "No shares"
     if rows:
-        yield from (f"  {line}" for line in table(SHARE_COLUMNS, rows, Output.WIDE))
+        yield from table(SHARE_COLUMNS, rows, Output.WIDE, indent="  ")
 
 
 def _describe_gpu(gpu: Gpu) -> Iterator[str]:

@@ -3,9 +3,13 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Sequence
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Any, Generic, TypeVar
 
 import click
@@ -14,6 +18,9 @@ from aliquot.contract.units import MIB
 
 GIB = 1024 * MIB
 _GAP = "   "
+_BELOW = "    "
+_NARROWEST = 30
+"""Characters that a column of sentences has at least."""
 UNKNOWN = "-"
 
 T = TypeVar("T")
@@ -49,15 +56,71 @@ class Column(Generic[T]):
     cell: Callable[[T], Cell | str]
     wide: bool = False
     """Only shown in the wide format."""
+    is_sentence: bool = False
+    """Its texts are sentences: never cut, and wrapped where the table is wider than the terminal."""
 
 
-def table(columns: Sequence[Column[T]], rows: Iterable[T], output: Output) -> list[str]:
-    """Return the lines of the table, the titles first."""
+def terminal_width() -> int | None:
+    """Return the columns of the terminal; None where standard output is a file or a pipe, in which no line is wrapped."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def table(columns: Sequence[Column[T]], rows: Iterable[T], output: Output, *, width: int | None = None, indent: str = "") -> list[str]:
+    """Return the lines of the table, the titles first.
+
+    Args: width: of the terminal, within which sentences are wrapped; None wraps no line. indent: what each line begins with.
+    """
     shown = [column for column in columns if output is Output.WIDE or not column.wide]
     lines = [[Cell(column.title) for column in shown]]
     lines += [[_cell(column.cell(row)) for column in shown] for row in rows]
     widths = [max(len(line[index].text) for line in lines) for index in range(len(shown))]
-    return [_line(line, widths) for line in lines]
+    sentences = [index for index, column in enumerate(shown) if column.is_sentence]
+    if not sentences or width is None:
+        return [indent + _line(line, widths) for line in lines]
+    wrapping = _Wrapping(widths, sentences, width - len(indent))
+    return [indent + line for line in wrapping.lines(lines)]
+
+
+class _Wrapping:
+    """Lays out a table with sentences on a terminal: they stand in their columns, or below their row where these would be too narrow."""
+
+    def __init__(self, widths: Sequence[int], sentences: Sequence[int], width: int) -> None:
+        self._sentences = sentences
+        self._width = width
+        self._widths = list(widths)
+        left = width - len(_GAP) * (len(widths) - 1) - sum(size for index, size in enumerate(widths) if index not in sentences)
+        for position, index in enumerate(sorted(sentences, key=lambda index: widths[index])):  # a short one leaves more to the long ones
+            self._widths[index] = min(widths[index], left // (len(sentences) - position))
+            left -= self._widths[index]
+        self._is_below = any(self._widths[index] < min(widths[index], _NARROWEST) for index in sentences)
+
+    def lines(self, rows: Sequence[Sequence[Cell]]) -> Iterator[str]:
+        """Yield the lines of all rows, the first of which has the titles."""
+        titles = rows[0]
+        for row in rows:
+            yield from self._row_with_sentences_below(titles, row) if self._is_below else self._wrapped(row)
+
+    def _wrapped(self, row: Sequence[Cell]) -> Iterator[str]:
+        parts = [sentence_lines(cell.text, self._widths[at]) if at in self._sentences else [cell.text] for at, cell in enumerate(row)]
+        for texts in zip_longest(*parts, fillvalue=""):
+            yield _line([Cell(text, cell.colour) for text, cell in zip(texts, row, strict=True)], self._widths)
+
+    def _row_with_sentences_below(self, titles: Sequence[Cell], row: Sequence[Cell]) -> Iterator[str]:
+        others = [at for at in range(len(row)) if at not in self._sentences]
+        yield _line([row[at] for at in others], [self._widths[at] for at in others])
+        for at in self._sentences:
+            if row is not titles and row[at].text not in ("", UNKNOWN):
+                yield from (_BELOW + line for line in sentence_lines(f"{titles[at].text}: {row[at].text}", self._width - len(_BELOW)))
+
+
+def sentence_lines(text: str, width: int | None) -> list[str]:
+    """Break a sentence between words, so that its lines have at most ``width`` characters; None breaks it nowhere.
+
+    A longer word, such as a path, stays whole: it is there to be copied.
+    """
+    if width is None:
+        return [text]
+    return textwrap.wrap(text, max(width, _NARROWEST), break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def document(value: Any, output: Output) -> str:
@@ -95,7 +158,8 @@ def heat(ratio: float | None, text: str) -> Cell:
 
 
 def _cell(value: Cell | str) -> Cell:
-    return value if isinstance(value, Cell) else Cell(value)
+    cell = value if isinstance(value, Cell) else Cell(value)
+    return dataclasses.replace(cell, text=" ".join(cell.text.split())) if "\n" in cell.text else cell
 
 
 def _line(cells: Sequence[Cell], widths: Sequence[int]) -> str:

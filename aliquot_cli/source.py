@@ -97,11 +97,16 @@ def nodes(cluster: Cluster, wanted: Sequence[str] = (), *, all_of_them: bool = T
     """
     described, running = gpu_nodes(cluster), agents(cluster)
     names = sorted(described.keys() | running.keys())
-    if all_of_them and (missing := [name for name in wanted if name not in names]):
-        raise NotFoundError(f"no node with GPUs is named {', '.join(missing)}; there are {', '.join(names) or 'none'}")
+    if all_of_them:
+        _check_known(wanted, names)
     chosen = [name for name in names if not wanted or name in wanted]
     pages = agent_pages(cluster, [running[name] for name in chosen if name in running], "/metrics")
     return [_node(name, described.get(name), pages.get(name)) for name in chosen]
+
+
+def _check_known(wanted: Sequence[str], names: Sequence[str]) -> None:
+    if missing := [name for name in wanted if name not in names]:
+        raise NotFoundError(f"no node with GPUs is named {', '.join(missing)}; there are {', '.join(names) or 'none'}")
 
 
 def agent_pages(cluster: Cluster, of: Sequence[Agent], page: str) -> Mapping[str, "str | AccessError"]:

@@ -265,8 +265,15 @@ static uint64_t granules_for(uint64_t bytes)
 
 bool sim_memory_charge(struct sim_device *device, uint64_t bytes)
 {
-	return sim_claim_slot() &&
-	       sim_memory_reserve(sim_cuda.state, atomic_load_explicit(&sim_cuda.slot, memory_order_relaxed), &device->domain, bytes);
+	if (!sim_claim_slot())
+		return false;
+	int slot = atomic_load_explicit(&sim_cuda.slot, memory_order_relaxed);
+	if (!sim_memory_reserve(sim_cuda.state, slot, &device->domain, bytes))
+		return false;
+	if (sim_likely(sim_cgroups_allow(sim_cuda.state, device->domain.gpu)))
+		return true;
+	sim_memory_release(sim_cuda.state, slot, &device->domain, bytes);
+	return false;
 }
 
 void sim_memory_uncharge(struct sim_device *device, uint64_t bytes)

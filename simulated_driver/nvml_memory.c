@@ -81,33 +81,11 @@ NVML_API nvmlReturn_t nvmlDeviceGetConfComputeMemSizeInfo(nvmlDevice_t device, n
 
 /* ---- limits of a cgroup (R615 and newer) ---- */
 
-/* Is `name` a cgroup: a directory in which a process list can be read? */
 static nvmlReturn_t open_cgroup(const char *name, FILE **procs)
 {
-	char path[SIM_NAMESPACE_LEN + 16];
 	REQUIRE_ARGUMENT(name && *name && strlen(name) < SIM_NAMESPACE_LEN);
-	snprintf(path, sizeof path, "%s/cgroup.procs", name);
-	*procs = fopen(path, "re");
+	*procs = sim_cgroup_open(name);
 	return *procs ? NVML_SUCCESS : NVML_ERROR_OPERATING_SYSTEM;
-}
-
-static uint64_t held_by_pid(const struct sim_target *t, long pid)
-{
-	int cursor = 0;
-	struct sim_process process;
-	while (sim_next_process(t->state, &cursor, &process))
-		if (process.pid == pid)
-			return sim_slot_used_bytes(t->state, process.slot, t->index);
-	return 0;
-}
-
-static uint64_t held_by_members(const struct sim_target *t, FILE *procs)
-{
-	uint64_t bytes = 0;
-	char line[32];
-	while (fgets(line, sizeof line, procs))
-		bytes += held_by_pid(t, strtol(line, NULL, 10));
-	return bytes;
 }
 
 /* The entry of this name; with NULL, a free one. The caller holds the mutex. */
@@ -133,6 +111,7 @@ static nvmlReturn_t store_limit_locked(struct sim_gpu_settings *settings, const 
 	snprintf(limit->name, sizeof limit->name, "%s", limits->nameSpace);
 	limit->soft_bytes = limits->softLimit;
 	limit->hard_bytes = limits->hardLimit;
+	atomic_store_explicit(&settings->has_memory_limits, 1, memory_order_release);
 	return NVML_SUCCESS;
 }
 
@@ -169,8 +148,9 @@ NVML_API nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetM
 		limits->hardLimit = limit->hard_bytes;
 	}
 	sim_unlock(t.state);
+	bool has_caller;
 	if (limit)
-		limits->currentUsed = held_by_members(&t, procs);
+		limits->currentUsed = sim_cgroup_used_bytes(t.state, t.index, procs, &has_caller);
 	fclose(procs);
 	return limit ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }

@@ -25,7 +25,7 @@ struct sim_gpu_settings {
 	_Atomic uint32_t compute_mode;      /* nvmlComputeMode_t */
 	_Atomic uint32_t persistence_off;
 	_Atomic uint32_t power_limit_mw;    /* 0: the topology's default */
-	uint32_t unused;
+	_Atomic uint32_t has_memory_limits; /* not 0: a limit was set since the node was made */
 	uint64_t energy_busy_ns;            /* busy time counted into the energy total until energy_counted_ns (CLOCK_MONOTONIC) */
 	uint64_t energy_counted_ns;
 	struct sim_memory_limit memory_limits[SIM_MAX_MEMORY_LIMITS];

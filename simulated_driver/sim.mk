@@ -9,7 +9,7 @@ $(OUT)/obj/simulated_driver/%.o: $(SIM)/%.c
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CFLAGS) -I$(ROOT) -MMD -MP -c -o $@ $<
 
-SIM_COMMON := state process topology topology_parse mig
+SIM_COMMON := state process cgroup topology topology_parse mig
 
 # What module images hold; no part of it knows a device.
 SIM_IMAGE := image image_text image_elf image_fatbin image_unpack image_write

@@ -23,6 +23,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <sys/types.h>
 
 #include "simulated_driver/mig.h"
@@ -231,6 +232,13 @@ bool sim_domain_of_mig(struct sim_state *state, uint32_t gpu, uint32_t mig_devic
  * processes are reaped and it is tried once more. No lock and no system call otherwise. */
 bool sim_memory_reserve(struct sim_state *state, int slot, const struct sim_domain *domain, uint64_t bytes);
 void sim_memory_release(struct sim_state *state, int slot, const struct sim_domain *domain, uint64_t bytes);
+
+/* Limits of cgroups (nvmlDeviceSetMemoryLimits_v1). `open` returns the cgroup's process list, or NULL. `used_bytes` reads it: what these
+ * processes hold on a GPU, and whether the caller is one of them. `allow` is false when the caller's cgroup holds more than its limit: a
+ * process that has just reserved gives back. */
+FILE *sim_cgroup_open(const char *name);
+uint64_t sim_cgroup_used_bytes(struct sim_state *state, uint32_t gpu, FILE *procs, bool *has_caller);
+bool sim_cgroups_allow(struct sim_state *state, uint32_t gpu);
 
 /* Exported allocations, named by the file that backs them. `enter` moves `bytes` that `slot` had reserved into an entry it holds (false:
  * the table is full); `join` makes `slot` a holder too and fills `domain` and `bytes` (false: no such entry); `leave` drops it, and with

@@ -7,7 +7,7 @@ import os
 import secrets
 import stat
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,27 +46,18 @@ def write_together(contents: Mapping[Path, bytes], *, mode: int) -> Mapping[Path
 
     Returns: the files that cannot be written, with the reasons. The others are on disk.
     """
-    failed: dict[Path, StorageError] = {}
-    replacements = {path: _Replacement(path) for path in contents}
 
-    def write(path: Path) -> None:
+    def write(path: Path, replacement: _Replacement) -> None:
         _remove_directory_at(path)
-        replacements[path].write(contents[path], mode)
+        replacement.write(contents[path], mode)
 
+    batch = _Batch(contents)
     # All files are written before the first is synced: the file system then writes them in one transaction.
-    for step in (write, lambda path: replacements[path].sync(), lambda path: replacements[path].rename()):
-        for path in [path for path in contents if path not in failed]:
-            try:
-                step(path)
-            except (OSError, StorageError) as exc:
-                replacements[path].discard()
-                failed[path] = exc if isinstance(exc, StorageError) else _unwritten(path, exc)
-    for directory in {path.parent for path in contents if path not in failed}:
-        try:
-            sync_directory(directory)
-        except StorageError as exc:
-            failed |= {path: exc for path in contents if path not in failed and path.parent == directory}
-    return failed
+    batch.each(write)
+    batch.each(lambda _, replacement: replacement.sync())
+    batch.each(lambda _, replacement: replacement.rename())
+    batch.sync_directories()
+    return batch.failed
 
 
 def write_over(path: Path, content: bytes, *, mode: int, durable: bool, size: int | None = None) -> None:
@@ -111,6 +102,36 @@ class _Replacement:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+class _Batch:
+    """Files that are written together. A file that fails at one step takes no part in the later ones."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._left = {path: _Replacement(path) for path in paths}
+        self.failed: dict[Path, StorageError] = {}
+
+    def each(self, step: Callable[[Path, _Replacement], None]) -> None:
+        """Do one step for each file that has not failed."""
+        for path, replacement in list(self._left.items()):
+            try:
+                step(path, replacement)
+            except (OSError, StorageError) as exc:
+                replacement.discard()
+                self._fail(path, exc if isinstance(exc, StorageError) else _unwritten(path, exc))
+
+    def sync_directories(self) -> None:
+        """Make the names of the files that have not failed durable."""
+        for directory in {path.parent for path in self._left}:
+            try:
+                sync_directory(directory)
+            except StorageError as exc:
+                for path in [path for path in self._left if path.parent == directory]:
+                    self._fail(path, exc)
+
+    def _fail(self, path: Path, cause: StorageError) -> None:
+        del self._left[path]
+        self.failed[path] = cause
 
 
 def _unwritten(path: Path, cause: OSError) -> StorageError:

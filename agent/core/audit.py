@@ -235,6 +235,8 @@ def _unseen(one: _Seen, grant: Grant) -> Finding:
 def _over_limits(used: Mapping[tuple[str, str], Sequence[_Seen]], grants: Mapping[str, Grant], view: AuditView) -> Iterator[Finding]:
     for (grant_id, uuid), several in used.items():
         grant = grants[grant_id]
+        if not grant.takes_part:  # admin access has no limit
+            continue
         granted_bytes = sum(share.memory_bytes for share in grant.shares if share.device_uuid == uuid)
         limit_bytes = max(granted_bytes, view.burst_bytes.get((grant_id, uuid), 0))
         used_bytes = sum(one.use.used_bytes for one in several)

@@ -9,7 +9,7 @@ Format: CDI specification 0.6.0 and later, https://github.com/cncf-tags/containe
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -330,27 +330,30 @@ def _bare_edits(devices: Sequence[InjectedDevice], present: frozenset[str]) -> d
     return {"env": env, "deviceNodes": nodes, "mounts": requests, "hooks": []}
 
 
+_IDENTITIES: Mapping[str, Callable[[Any], str]] = {
+    "env": lambda entry: entry.partition("=")[0],
+    "deviceNodes": lambda entry: entry["path"],
+    "mounts": lambda entry: entry["containerPath"],
+    "hooks": repr,
+}
+"""By list of containerEdits: what is the same in two entries when the later one replaces the earlier."""
+
+
 def merge_edits(parts: Sequence[Edits]) -> dict[str, Any]:
     """Merge several containerEdits. If two parts set the same variable, node or mount point, the later one takes precedence."""
-    merged: dict[str, Any] = {"env": [], "deviceNodes": [], "mounts": [], "hooks": []}
-    identities = {
-        "env": lambda entry: entry.partition("=")[0],
-        "deviceNodes": lambda entry: entry["path"],
-        "mounts": lambda entry: entry["containerPath"],
-        "hooks": repr,
-    }
-    for key, identity in identities.items():
+    merged: dict[str, Any] = {}
+    for key, identity in _IDENTITIES.items():
         by_identity = {identity(entry): entry for part in parts for entry in part.get(key) or ()}
         merged[key] = list(by_identity.values())
     for part in parts:
         for key, value in part.items():
-            if key in merged and key in _LISTS:
-                continue
-            if isinstance(value, list):
-                merged[key] = [*merged.get(key, []), *(entry for entry in value if entry not in merged.get(key, []))]
-            else:
-                merged[key] = value
+            if key not in _IDENTITIES:
+                merged[key] = _extended(merged.get(key, []), value) if isinstance(value, list) else value
     return merged
+
+
+def _extended(known: list[Any], more: list[Any]) -> list[Any]:
+    return [*known, *(entry for entry in more if entry not in known)]
 
 
 def _library_of(mount: Mapping[str, Any]) -> DriverLibrary | None:

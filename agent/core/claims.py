@@ -17,17 +17,19 @@ from agent.core.identity import claim_grant_id
 from agent.core.inventory import DeviceInventory, InventoryDevice
 from agent.core.ledger import ClaimedDevice, ClaimRequest, Grant, Ledger
 from agent.core.limits import may_burst
+from agent.core.mig_devices import find_instance
 from agent.core.owners import users_in
 from agent.core.planning import Planned
 from agent.core.refusal import Reason, Refusal
-from agent.core.slices import CAPACITY_CORES, CAPACITY_MEMORY, find_device
+from agent.core.slices import CAPACITY_CORES, CAPACITY_MEMORY, find_device, profile_bytes
 from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.errors import ContractError, QuantityError
 from aliquot.contract.features import Gate
-from aliquot.contract.model import DeviceShare, Isolation, Pod, Preferences
+from aliquot.contract.model import DeviceShare, Isolation, MigInstance, Pod, Preferences
 from aliquot.contract.parameters import preferences_of
 from aliquot.kube.requests import timestamp
+from aliquot.placement import mig
 from aliquot.placement.device import AccountingError, DeviceState
 from aliquot.placement.fit import Reject
 
@@ -66,6 +68,11 @@ class AllocatedRequest:
     """Whether the claim states cores. Otherwise the container reserves no cores, and uses what is free."""
     parameters: tuple[msgspec.Raw, ...]
 
+    @property
+    def admin(self) -> bool:
+        """Whether it uses its devices beside all other claims."""
+        return any(device.admin for device in self.devices)
+
 
 @dataclass(frozen=True, slots=True)
 class AllocatedClaim:
@@ -94,6 +101,8 @@ class ClaimNode:
     abilities: Abilities
     pods: Mapping[str, Pod]
     """By UID."""
+    admin_access: bool = False
+    """Whether claims with ``adminAccess`` are served."""
 
 
 # --- the claim's object ---
@@ -255,7 +264,7 @@ def plan_request(ref: ClaimRef, claim: AllocatedClaim, request: AllocatedRequest
         return Refusal(Reason.REQUEST_INVALID, f"claim {ref}: {exc}")
     if trouble := _preferences_trouble(preferences, node.abilities):
         return Refusal(Reason.ISOLATION_UNAVAILABLE, f"claim {ref}: {trouble}")
-    if (impossible := _devices_trouble(ref, request)) is not None:
+    if (impossible := _devices_trouble(ref, request) or _admin_trouble(ref, request, node)) is not None:
         return impossible
     shares = []
     for allocated in request.devices:
@@ -297,6 +306,17 @@ def _is_of_namesake(other: Grant, grant: Grant) -> bool:
     )
 
 
+def _admin_trouble(ref: ClaimRef, request: AllocatedRequest, node: ClaimNode) -> Refusal | None:
+    """Return a refusal if the request has admin access that this node does not grant."""
+    if node.admin_access or not request.admin:
+        return None
+    return Refusal(
+        Reason.REQUEST_INVALID,
+        f"claim {ref} requests adminAccess, which this node does not grant: remove adminAccess from the claim, or set draAdminAccess: true "
+        "for the agent",
+    )
+
+
 def _devices_trouble(ref: ClaimRef, request: AllocatedRequest) -> Refusal | None:
     """Return a refusal if the limits file of a container cannot have these devices. kube-scheduler gives each request a device once."""
     names = [one.device for one in request.devices]
@@ -326,6 +346,8 @@ def _share(
     ref: ClaimRef, allocated: AllocatedDevice, request: AllocatedRequest, preferences: Preferences, node: ClaimNode
 ) -> DeviceShare | Refusal:
     """Return the part of a device that a claim was allocated."""
+    if (found := find_instance(node.inventory, allocated.device)) is not None and allocated.pool == node.pool:
+        return _instance(ref, *found, request, preferences, node)
     entry = find_device(node.inventory, allocated.device)
     if entry is None or allocated.pool != node.pool:
         return Refusal(
@@ -333,16 +355,22 @@ def _share(
             f"claim {ref} was allocated device {allocated.device} of pool {allocated.pool}, which this node does not have. "
             "Delete the pod so that the claim is allocated again",
         )
+    if request.admin:  # also on a GPU that takes no new work: monitoring must see it
+        return DeviceShare(entry.device.uuid, 0)
+    if entry.device.mig_enabled:
+        return Refusal(Reject.MIG_MODE, f"claim {ref} was allocated {entry.device.uuid}, which is in MIG mode now. Delete the pod")
     if (unusable := _unusable(ref, entry, node)) is not None:
         return unusable
-    if allocated.admin:
-        return Refusal(
-            Reason.REQUEST_INVALID,
-            f"claim {ref} requests adminAccess, which this node does not grant. Remove adminAccess from the claim",
-        )
+    return _part(ref, entry, allocated, request, preferences)
+
+
+def _part(
+    ref: ClaimRef, entry: InventoryDevice, allocated: AllocatedDevice, request: AllocatedRequest, preferences: Preferences
+) -> DeviceShare | Refusal:
+    """Return what a claim consumes of a GPU."""
     whole_bytes = units.floor_to_mib(entry.device.memory_bytes)
     try:
-        memory_bytes = _amount(allocated, CAPACITY_MEMORY, whole_bytes)
+        memory_bytes = _amount(allocated, CAPACITY_MEMORY, profile_bytes(allocated.device) or whole_bytes)
         cores = _amount(allocated, CAPACITY_CORES, 1) if request.cores_stated else None
     except QuantityError as exc:
         return Refusal(Reason.REQUEST_INVALID, f"claim {ref}: consumedCapacity of device {allocated.device}: {exc}")
@@ -357,6 +385,22 @@ def _share(
     return DeviceShare(entry.device.uuid, whole_bytes, units.WHOLE_GPU_PERCENT)
 
 
+def _instance(
+    ref: ClaimRef, entry: InventoryDevice, instance: MigInstance, request: AllocatedRequest, preferences: Preferences, node: ClaimNode
+) -> DeviceShare | Refusal:
+    """Return the share of a MIG instance, or of a place where the agent makes one."""
+    if preferences.isolation not in (None, Isolation.MIG) or may_burst(preferences):
+        return Refusal(
+            Reason.REQUEST_INVALID,
+            f"claim {ref}: a MIG instance is a fixed part of a GPU: remove isolation and memoryBurst from the parameters",
+        )
+    if request.admin and instance.on_demand:
+        return Refusal(Reason.REQUEST_INVALID, f"claim {ref}: adminAccess is not available for MIG instances that do not exist yet")
+    if (unusable := _unusable(ref, entry, node)) is not None and not request.admin:
+        return unusable
+    return DeviceShare(instance.uuid, 0 if request.admin else instance.memory_bytes)
+
+
 def _amount(allocated: AllocatedDevice, capacity: str, default: int) -> int:
     """Return a consumed capacity, in bytes or percent. Raises QuantityError unless it is a whole number of at least 1."""
     text = allocated.consumed.get(capacity)
@@ -365,8 +409,6 @@ def _amount(allocated: AllocatedDevice, capacity: str, default: int) -> int:
 
 def _unusable(ref: ClaimRef, entry: InventoryDevice, node: ClaimNode) -> Refusal | None:
     uuid = entry.device.uuid
-    if entry.device.mig_enabled:
-        return Refusal(Reject.MIG_MODE, f"claim {ref} was allocated {uuid}, which is in MIG mode now. Delete the pod")
     if not entry.healthy:
         return Refusal(
             Reject.UNHEALTHY,
@@ -385,13 +427,14 @@ def _unusable(ref: ClaimRef, entry: InventoryDevice, node: ClaimNode) -> Refusal
 def _room_trouble(ref: ClaimRef, shares: Sequence[DeviceShare], node: ClaimNode, identifier: str) -> Refusal | None:
     """Return a refusal if the shares do not fit beside all other grants of this node."""
     others = node.ledger.releasing((identifier,))
+    shares = [share for share in shares if share.memory_bytes]  # admin access takes no part of a device
     named = frozenset(share.device_uuid for share in shares)
-    states: dict[str, DeviceState] = {state.device.uuid: state for state in others.states(node.inventory, node.shares_per_gpu, named)}
+    states = list(others.states(node.inventory, node.shares_per_gpu, named))
     for share in shares:
+        position, state = next((number, state) for number, state in enumerate(states) if state.carries(share))
         try:
-            states[share.device_uuid] = states[share.device_uuid].with_share(share)
+            states[position] = _with_share(state, share)
         except AccountingError:
-            state = states[share.device_uuid]
             holders = ", ".join(others.holders_on(share.device_uuid)) or "another request of this claim"
             cores = "no reserved cores" if share.cores_percent is None else f"{share.cores_percent} percent of cores"
             return Refusal(
@@ -401,6 +444,25 @@ def _room_trouble(ref: ClaimRef, shares: Sequence[DeviceShare], node: ClaimNode,
                 f"Already granted there: {holders}. Delete the pod so that the claim is allocated again",
             )
     return None
+
+
+def _with_share(state: DeviceState, share: DeviceShare) -> DeviceState:
+    """Promise a share. Raises AccountingError if the device has no room for it, also because another instance overlaps it."""
+    instance = next((one for one in state.device.mig_instances if one.uuid == share.device_uuid), None)
+    if instance is not None and instance not in mig.free_instances(state, instance.profile):
+        raise AccountingError(f"expected no instance that overlaps {instance.uuid}, found {sorted(state.used_instances)}")
+    return state.with_share(share)
+
+
+def _resource(shares: Sequence[DeviceShare], inventory: DeviceInventory) -> str:
+    """Return the resource of a request's devices. Raises ContractError if it has GPUs and MIG instances."""
+    found = [inventory.mig_instance(share.device_uuid) for share in shares]
+    profiles = [one[1].profile for one in found if one is not None]
+    if not profiles:
+        return contract.RESOURCE_VGPU
+    if len(profiles) != len(shares):
+        raise ContractError("a request has GPUs and MIG instances: name a class, or write one request for each kind")
+    return mig.resource_of_profile(profiles[0])
 
 
 def _grant(
@@ -416,7 +478,7 @@ def _grant(
     devices = tuple(ClaimedDevice(one.pool, one.device, one.share_id) for one in request.devices)
     grant = Grant(
         grant_id=identifier,
-        resource=contract.RESOURCE_VGPU,
+        resource=_resource(shares, node.inventory),
         device_ids=(),
         namespace=ref.namespace,
         pod=name,
@@ -424,8 +486,10 @@ def _grant(
         container=request.name,
         shares=shares,
         boot_id=node.boot_id,
-        isolation=preferences.isolation or Isolation.SHIM,
-        claim=ClaimRequest(ref.uid, ref.name, request.name, devices, tuple(one.name for one in claim.requests), preferences),
+        isolation=Isolation.EXCLUSIVE if request.admin else preferences.isolation or Isolation.SHIM,
+        claim=ClaimRequest(
+            ref.uid, ref.name, request.name, devices, tuple(one.name for one in claim.requests), preferences, admin=request.admin
+        ),
     )
     pod = node.pods.get(uid)
     users = users_in(grant, pod) if pod is not None else ()
@@ -445,7 +509,7 @@ def device_status(grants: Iterable[Grant], now: float) -> Sequence[Mapping[str, 
                     "type": "Ready",
                     "status": "True",
                     "reason": "Prepared",
-                    "message": f"limit enforced by {grant.backend}",
+                    "message": f"limit enforced by {grant.backend}" if grant.takes_part else "admin access, without a limit",
                     "lastTransitionTime": timestamp(now),
                 }
             ],

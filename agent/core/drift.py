@@ -19,7 +19,7 @@ from agent.core.region_layout import DeviceLimit, Limits
 from aliquot import contract
 from aliquot.contract import codec, units
 from aliquot.contract.errors import ContractError
-from aliquot.contract.model import ContainerState, DeviceShare, Pod
+from aliquot.contract.model import ContainerSpec, ContainerState, DeviceShare, Pod
 from aliquot.placement import mig
 
 
@@ -328,12 +328,15 @@ def _ungranted(granted: Set[tuple[str, str, str]], pods: Iterable[Pod], resource
         if not pod.active or pod.deletion_requested:
             continue
         for spec in pod.containers:
-            requested = [resource for resource, amount in spec.limits.items() if resource in resources and amount != "0"]
-            missing = [resource for resource in requested if (pod.uid, spec.name, resource) not in granted]
+            missing = [resource for resource in _requested(spec, resources) if (pod.uid, spec.name, resource) not in granted]
             if missing and pod.state_of(spec.name) is ContainerState.RUNNING:
                 holder = Holder(pod.namespace, pod.name, spec.name)
                 sentence = f"container {spec.name} requests {', '.join(missing)} and runs without a grant. Delete the pod"
                 yield Drift(DriftKind.UNGRANTED, str(holder), sentence, holder, pod.uid)
+
+
+def _requested(spec: ContainerSpec, resources: Set[str]) -> list[str]:
+    return [resource for resource, amount in spec.limits.items() if resource in resources and amount != "0"]
 
 
 def _is_ordinary_init(pod: Pod, container: str) -> bool:

@@ -10,7 +10,7 @@ nothing more is granted on its devices until it has ended.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from agent.core.identity import Holder
@@ -44,6 +44,8 @@ class ClaimRequest:
     requests: tuple[str, ...] = ()
     """All requests of the claim with devices of this driver; each has a grant once the claim is prepared."""
     preferences: Preferences = field(default_factory=Preferences)
+    admin: bool = False
+    """Whether it uses the devices beside all grants, without a part of them (``adminAccess``). Its shares have no memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,11 @@ class Grant:
         return tuple(share.device_uuid for share in self.shares)
 
     @property
+    def takes_part(self) -> bool:
+        """Whether its shares count towards what its devices have; not so for a claim with admin access."""
+        return self.claim is None or not self.claim.admin
+
+    @property
     def under_shim(self) -> bool:
         """Whether the shim enforces the grant."""
         return self.backend is Isolation.SHIM
@@ -113,10 +120,7 @@ class Ledger:
         devices = inventory.devices
         if of is not None and of <= {entry.device.uuid for entry in devices}:
             devices = tuple(entry for entry in devices if entry.device.uuid in of)
-        promised = defaultdict(list)
-        for grant in self.grants.values():
-            for share in grant.shares:
-                promised[share.device_uuid].append(share)
+        promised = self._shares_by_device()
         return tuple(
             DeviceState.of(
                 entry.device,
@@ -127,6 +131,14 @@ class Ledger:
             )
             for entry in devices
         )
+
+    def _shares_by_device(self) -> Mapping[str, Sequence[DeviceShare]]:
+        """Return the granted shares by the name of their device; an empty sequence for any other name."""
+        found = defaultdict(list)
+        for grant in self.grants.values():
+            for share in grant.shares if grant.takes_part else ():
+                found[share.device_uuid].append(share)
+        return found
 
     def unclear_on(self, device_names: Iterable[str]) -> tuple[str, ...]:
         """Return the ids of the unclear grants that may be on one of these devices."""
@@ -170,7 +182,7 @@ class Ledger:
         Raises: AccountingError if a device has no room for it, which is an error in planning.
         """
         before, others = self.grants.get(grant.grant_id), self.releasing((grant.grant_id,))
-        if before is None or before.shares != grant.shares:
+        if grant.takes_part and (before is None or before.shares != grant.shares):
             named = frozenset(share.device_uuid for share in grant.shares)
             with_shares(others.states(inventory, shares_per_gpu, named), grant.shares)
         return replace(others, grants={**others.grants, grant.grant_id: grant})

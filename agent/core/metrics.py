@@ -102,6 +102,7 @@ _DEVICE_INFO_LABELS = (*_DEVICE_LABELS, "minor", "pci_bus_id", "numa_node", "mig
 _INSTANCE_LABELS = (*_DEVICE_LABELS, "mig_uuid", "profile", "gpu_instance_id", "compute_instance_id")
 
 _DeviceValue = Callable[[InventoryDevice], float | None]
+_Named = Callable[[InventoryDevice], tuple[str, str, str]]
 
 _READINGS: Sequence[tuple[str, str, _DeviceValue]] = (
     (
@@ -140,24 +141,19 @@ def _device_families(snapshot: Snapshot) -> Iterable[Family]:
     for name, text, value_of in _READINGS:
         yield gauge(name, text, value_of)
     yield gauge("device_cordoned", "1 while a cordon keeps new containers off the device, else 0.", lambda entry: float(entry.cordoned))
-    yield family(
-        "device_health_state",
-        "1 for the current health state of the device, 0 for the other states.",
-        (*_DEVICE_LABELS, "state"),
-        [((*named(entry), str(state)), float(entry.state is state)) for entry in entries for state in HealthState],
-    )
+    yield _health_states(entries, named)
     for name, text, value_of in _SENSORS:
         yield gauge(name, text, value_of, answering)
     yield _ecc_errors(answering, named)
     yield gauge(
         "device_memory_allocated_bytes",
         "Device memory granted to containers.",
-        lambda entry: sum(share.memory_bytes for share in promised[entry.device.uuid]),
+        lambda entry: _granted_bytes(promised[entry.device.uuid]),
     )
     yield gauge(
         "device_cores_allocated_ratio",
         "Fraction of the device's compute granted to containers.",
-        lambda entry: sum(share.cores_percent or 0 for share in promised[entry.device.uuid]) / units.WHOLE_GPU_PERCENT,
+        lambda entry: _granted_percent(promised[entry.device.uuid]) / units.WHOLE_GPU_PERCENT,
     )
     yield gauge("device_shares", "Maximum number of shares on the device.", lambda entry: _share_slots(entry, snapshot.shares_per_gpu))
     yield gauge("device_shares_allocated", "Shares of the device granted to containers.", lambda entry: len(promised[entry.device.uuid]))
@@ -176,7 +172,25 @@ def _device_families(snapshot: Snapshot) -> Iterable[Family]:
     )
 
 
-def _ecc_errors(answering: Sequence[InventoryDevice], named: Callable[[InventoryDevice], tuple[str, str, str]]) -> Family:
+def _granted_bytes(shares: Iterable[DeviceShare]) -> int:
+    return sum(share.memory_bytes for share in shares)
+
+
+def _granted_percent(shares: Iterable[DeviceShare]) -> int:
+    return sum(share.cores_percent or 0 for share in shares)
+
+
+def _health_states(entries: Sequence[InventoryDevice], named: _Named) -> Family:
+    """Return the health of the GPUs. Args: named: returns the labels of a GPU."""
+    return family(
+        "device_health_state",
+        "1 for the current health state of the device, 0 for the other states.",
+        (*_DEVICE_LABELS, "state"),
+        [((*named(entry), str(state)), float(entry.state is state)) for entry in entries for state in HealthState],
+    )
+
+
+def _ecc_errors(answering: Sequence[InventoryDevice], named: _Named) -> Family:
     """Return the memory errors of the GPUs that count them. Args: named: returns the labels of a GPU."""
     return family(
         "device_ecc_errors",
@@ -192,7 +206,7 @@ def _ecc_errors(answering: Sequence[InventoryDevice], named: Callable[[Inventory
     )
 
 
-def _instance_info(snapshot: Snapshot, named: Callable[[InventoryDevice], tuple[str, str, str]]) -> Family:
+def _instance_info(snapshot: Snapshot, named: _Named) -> Family:
     """Return the MIG instances with a known identity. Args: named: returns the labels of a GPU."""
     return family(
         "device_mig_instance_info",

@@ -177,21 +177,28 @@ def _superseded(ask: GrantRequest, node: Node) -> tuple[Grant, ...] | Refusal:
     ]
     result = {grant.grant_id: grant for grant in own if grant.grant_id != ask.grant_id}
     for grant in node.ledger.holding_any(ask.resource, ask.device_ids):
-        if grant.pod_uid != ask.pod.uid and node.pod_active(grant.pod_uid):
-            return Refusal(
-                Reason.IDS_HELD,
-                f"kubelet gave {ask.holder} IDs that {grant.holder} still holds. This happens when kubelet loses its checkpoint. "
-                "Delete this pod so that it gets other IDs, or wait for the other pod to end",
-            )
-        if grant.pod_uid != ask.pod.uid and grant.grant_id in node.live_grants:
-            return Refusal(
-                Reason.IDS_HELD,
-                f"kubelet gave {ask.holder} IDs of {grant.holder}. That pod is deleted, but one of its processes still runs and holds "
-                "memory. The agent checks again when kubelet retries. A process that never ends hangs in the driver: see dmesg",
-            )
+        if grant.pod_uid != ask.pod.uid and (refusal := _ids_held(ask, grant, node)) is not None:
+            return refusal
         if grant.grant_id != ask.grant_id:
             result[grant.grant_id] = grant
     return tuple(result.values())
+
+
+def _ids_held(ask: GrantRequest, grant: Grant, node: Node) -> Refusal | None:
+    """Return a refusal while another pod's grant is in use; None if its IDs may go to this container."""
+    if node.pod_active(grant.pod_uid):
+        return Refusal(
+            Reason.IDS_HELD,
+            f"kubelet gave {ask.holder} IDs that {grant.holder} still holds. This happens when kubelet loses its checkpoint. "
+            "Delete this pod so that it gets other IDs, or wait for the other pod to end",
+        )
+    if grant.grant_id in node.live_grants:
+        return Refusal(
+            Reason.IDS_HELD,
+            f"kubelet gave {ask.holder} IDs of {grant.holder}. That pod is deleted, but one of its processes still runs and holds "
+            "memory. The agent checks again when kubelet retries. A process that never ends hangs in the driver: see dmesg",
+        )
+    return None
 
 
 def _with_unclear(refusal: Refusal, inventory: DeviceInventory, others: Ledger) -> Refusal:
@@ -314,18 +321,19 @@ def _check_shares(
             Reason.ASSIGNMENT_INVALID,
             f"expected {wanted} devices for container {container}, found {len(shares)}. Delete the pod so that it is placed again",
         )
+    check = _check_instance if request.mig else _check_share
     for share in shares:
         state = next((state for state in states if state.carries(share)), None)
-        if state is None:
-            offered = ", ".join(state.device.uuid for state in states) or "none"
-            return Refusal(
-                Reason.DEVICE_UNKNOWN,
-                f"this node has no device {share.device_uuid}, only {offered}. Delete the pod so that it is placed again",
-            )
-        refusal = _check_instance(share, state, request, preferences) if request.mig else _check_share(share, state, request, preferences)
+        refusal = _unknown_device(share, states) if state is None else check(share, state, request, preferences)
         if refusal is not None:
             return refusal
     return None
+
+
+def _unknown_device(share: DeviceShare, states: Sequence[DeviceState]) -> Refusal:
+    offered = ", ".join(state.device.uuid for state in states) or "none"
+    sentence = f"this node has no device {share.device_uuid}, only {offered}. Delete the pod so that it is placed again"
+    return Refusal(Reason.DEVICE_UNKNOWN, sentence)
 
 
 def _check_share(share: DeviceShare, state: DeviceState, request: ContainerRequest, preferences: Preferences) -> Refusal | None:

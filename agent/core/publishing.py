@@ -16,7 +16,7 @@ from agent.core.health import HealthState
 from agent.core.inventory import DeviceInventory, InventoryDevice
 from aliquot.contract import gpunode
 from aliquot.contract.gpunode import GpuDevice, GpuNode
-from aliquot.contract.model import Isolation
+from aliquot.contract.model import Allocation, Isolation
 
 LEAST_SECONDS: Final = 0.3
 """Minimum between two writes of one object: long enough for the agent's own change to come back by the watch."""
@@ -27,7 +27,7 @@ SPREAD_SECONDS: Final = 10.0
 MAX_MESSAGE_CHARS: Final = 1024
 
 _URGENT_OF_DEVICE: Final = ("uuid", "memoryMib", "migEnabled", "migInstances")
-_URGENT: Final = ("sharesPerGpu", "isolation", "memoryOversubscription")
+_URGENT: Final = ("sharesPerGpu", "isolation", "memoryOversubscription", "allocation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class NodeFacts:
     shares_per_gpu: int
     memory_oversubscription: float = 1.0
     """The highest memory burst of a container, as a ratio of its memory."""
+    allocation: Allocation = Allocation.PLUGIN
 
 
 def gpu_node(facts: NodeFacts, inventory: DeviceInventory, isolation: Sequence[Isolation]) -> GpuNode:
@@ -56,6 +57,7 @@ def gpu_node(facts: NodeFacts, inventory: DeviceInventory, isolation: Sequence[I
         driver_version=inventory.driver_version,
         cuda_version=inventory.cuda_version,
         agent_version=facts.agent_version,
+        allocation=facts.allocation,
     )
 
 

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this node offers by ResourceSlices: one device for each GPU that is not in MIG mode, which several claims may share.
+"""What this node offers by ResourceSlices: a device for each GPU, which several claims may share, or the MIG instances of a GPU.
 
 A claim consumes ``memory``, ``cores`` and ``shares`` of a device; what it does not state has a default. Without memory it takes all of it,
 so a claim without amounts has the GPU alone. Without cores it reserves none, and takes 1 percent in the slices: the ledger keeps 1 percent
 of a GPU for containers without reserved cores, so what fits the slices also fits the ledger.
+
+Fixed shares are devices of their own, for manifests that state no amounts (``nvidia.com/vgpu-20g``). They draw on counters of their GPU.
+Any share of the GPU itself takes all of these, so a GPU has shares of one kind at a time.
 
 Order matters: kube-scheduler takes the first device that fits, in the order of the list. GPUs are listed by their minor number.
 Source: https://pkg.go.dev/k8s.io/api/resource/v1#ResourceSliceSpec
@@ -17,23 +20,31 @@ from typing import Any, Final
 
 from agent.core.health import HealthState
 from agent.core.inventory import DeviceInventory, InventoryDevice
+from agent.core.mig_devices import TYPE_MIG, as_quantities, counters_of, draws_of, mig_name, offered_instances
 from aliquot import contract
 from aliquot.contract import units
+from aliquot.contract.model import MigInstance
 
 API_VERSION: Final = "resource.k8s.io/v1"
 MOST_DEVICES: Final = 64
 """Devices in one slice; the API allows no more where a device has taints."""
+MOST_COUNTER_SETS: Final = 8
+"""In one slice; the API allows no more."""
 CAPACITY_MEMORY: Final = "memory"
 CAPACITY_CORES: Final = "cores"
 CAPACITY_SHARES: Final = "shares"
 TAINT_HEALTH: Final = "aliquot.dev/unhealthy"
 TAINT_CORDON: Final = "aliquot.dev/cordoned"
+TYPE_FIXED: Final = "fixed"
+"""The attribute ``type`` of a fixed share; a GPU's is ``gpu``."""
 NVIDIA_DOMAIN: Final = "gpu.nvidia.com"
 """Attributes are published under this domain too, so that claims written for NVIDIA's driver find them."""
 MAX_NAME_CHARS: Final = 253
 """Of an object."""
 MAX_STRING_CHARS: Final = 64
 """Of an attribute's value."""
+
+_PROFILE_DEVICE: Final = re.compile(r"(?P<gpu>gpu-[0-9]+)-(?P<gib>[1-9][0-9]*)g-[0-9]+")
 
 Attributes = Mapping[str, Mapping[str, Any]]
 
@@ -44,7 +55,29 @@ class Pool:
 
     node_name: str
     node_uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What is configured about the devices."""
+
     shares_per_gpu: int
+    evicts_from_lost: bool = False
+    """Whether Kubernetes deletes the pods of a lost GPU."""
+    profiles_gib: tuple[int, ...] = ()
+    """Sizes of fixed shares that are offered beside the GPUs."""
+    mig: bool = True
+    """Whether instances of GPUs in MIG mode are offered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What is in a pool's slices."""
+
+    devices: Sequence[Mapping[str, Any]] = ()
+    """In the order in which kube-scheduler tries them."""
+    counters: Sequence[Mapping[str, Any]] = ()
+    """What devices on one GPU draw from. In slices of their own: the API allows no devices beside them."""
 
 
 def device_name(entry: InventoryDevice) -> str:
@@ -53,27 +86,61 @@ def device_name(entry: InventoryDevice) -> str:
 
 
 def find_device(inventory: DeviceInventory, name: str) -> InventoryDevice | None:
-    """Return the GPU that a name in an allocation means now; None if there is no such GPU."""
-    return next((entry for entry in inventory.devices if device_name(entry) == name), None)
+    """Return the GPU that a name in an allocation is on now; None if there is no such GPU."""
+    found = _PROFILE_DEVICE.fullmatch(name)
+    gpu = found["gpu"] if found is not None else name
+    return next((entry for entry in inventory.devices if device_name(entry) == gpu), None)
 
 
-def devices_of(inventory: DeviceInventory, shares_per_gpu: int) -> Sequence[Mapping[str, Any]]:
-    """Return the devices of all slices, in the order in which kube-scheduler tries them."""
-    return [_device(entry, inventory, shares_per_gpu) for entry in inventory.devices if not entry.device.mig_enabled]
+def profile_bytes(name: str) -> int | None:
+    """Return the memory of a fixed share by its name in an allocation; None for a GPU."""
+    found = _PROFILE_DEVICE.fullmatch(name)
+    return int(found["gib"]) << 30 if found is not None else None
 
 
-def slice_specs(devices: Sequence[Mapping[str, Any]], pool: Pool, generation: int) -> Mapping[str, Mapping[str, Any]]:
+def contents_of(inventory: DeviceInventory, offer: Offer) -> Contents:
+    """Return what the slices have: the GPUs, then their fixed shares."""
+    whole = [entry for entry in inventory.devices if not entry.device.mig_enabled]
+    gpus = [_device(entry, inventory, offer) for entry in whole]
+    fixed = [one for entry in whole for one in _fixed_shares(entry, offer)]
+    counters = [_counter_set(entry, offer) for entry in whole] if offer.profiles_gib else []
+    parted = _contents_of_parted(inventory, offer)
+    return Contents([*gpus, *fixed, *parted.devices], [*counters, *parted.counters])
+
+
+def _contents_of_parted(inventory: DeviceInventory, offer: Offer) -> Contents:
+    """Return what GPUs in MIG mode have."""
+    entries = [entry for entry in inventory.devices if entry.device.mig_enabled] if offer.mig else []
+    devices = [_mig_device(entry, instance, inventory, offer) for entry in entries for instance in offered_instances(entry)]
+    return Contents(devices, [_mig_counter_set(entry) for entry in entries if counters_of(entry)])
+
+
+def names_on(entry: InventoryDevice, offer: Offer) -> Sequence[str]:
+    """Return the names of all devices on a GPU."""
+    if entry.device.mig_enabled:
+        return [mig_name(device_name(entry), instance) for instance in offered_instances(entry)] if offer.mig else []
+    return [device_name(entry), *(one["name"] for one in _fixed_shares(entry, offer))]
+
+
+def slice_specs(contents: Contents, pool: Pool, generation: int) -> Mapping[str, Mapping[str, Any]]:
     """Return the ``spec`` of each slice by the slice's name."""
-    parts = [devices[start : start + MOST_DEVICES] for start in range(0, len(devices), MOST_DEVICES)]
+    parts = [
+        *({"sharedCounters": part} for part in _in_parts(contents.counters, MOST_COUNTER_SETS)),
+        *({"devices": part} for part in _in_parts(contents.devices, MOST_DEVICES)),
+    ]
     return {
         _slice_name(pool.node_name, number): {
             "driver": contract.DRA_DRIVER,
             "nodeName": pool.node_name,
             "pool": {"name": pool.node_name, "generation": generation, "resourceSliceCount": len(parts)},
-            "devices": list(part),
+            **part,
         }
         for number, part in enumerate(parts)
     }
+
+
+def _in_parts(items: Sequence[Mapping[str, Any]], most: int) -> Sequence[list[Mapping[str, Any]]]:
+    return [list(items[start : start + most]) for start in range(0, len(items), most)]
 
 
 def _slice_name(node_name: str, number: int) -> str:
@@ -119,9 +186,7 @@ class SliceChanges:
         return bool(self.create or self.replace or self.delete)
 
 
-def changes_to(
-    devices: Sequence[Mapping[str, Any]], pool: Pool, found: Iterable[FoundSlice], pruned: Mapping[str, tuple[Any, Any]]
-) -> SliceChanges:
+def changes_to(contents: Contents, pool: Pool, found: Iterable[FoundSlice], pruned: Mapping[str, tuple[Any, Any]]) -> SliceChanges:
     """Compare the API with what should be there.
 
     A change of one slice alone keeps the pool's generation: the API server writes it as a whole. Otherwise all slices get the next
@@ -131,11 +196,11 @@ def changes_to(
     """
     present = {one.name: one for one in found}
     newest = max((one.generation for one in present.values()), default=0)
-    wanted = slice_specs(devices, pool, newest or 1)
+    wanted = slice_specs(contents, pool, newest or 1)
     if _are_stored(wanted, present, pruned):
         return SliceChanges()
     if newest and (len(wanted) > 1 or len(present) > 1):
-        wanted = slice_specs(devices, pool, newest + 1)
+        wanted = slice_specs(contents, pool, newest + 1)
     return _writes(wanted, present, pool)
 
 
@@ -159,8 +224,9 @@ def _is_stored(name: str, spec: Mapping[str, Any], found: FoundSlice, pruned: Ma
     return found.spec == (stored if written == spec else spec)
 
 
-def _device(entry: InventoryDevice, inventory: DeviceInventory, shares_per_gpu: int) -> Mapping[str, Any]:
-    taints = _taints(entry)
+def _device(entry: InventoryDevice, inventory: DeviceInventory, offer: Offer) -> Mapping[str, Any]:
+    taints = _taints(entry, offer)
+    uses = {"consumesCounters": [_whole(entry, offer)]} if offer.profiles_gib else {}
     return {
         "name": device_name(entry),
         "attributes": {
@@ -168,10 +234,69 @@ def _device(entry: InventoryDevice, inventory: DeviceInventory, shares_per_gpu: 
             **_named(f"{NVIDIA_DOMAIN}/", _nvidia_attributes(entry, inventory)),
             **_standard_attributes(entry),
         },
-        "capacity": _capacity(entry, shares_per_gpu),
+        "capacity": _capacity(entry, offer.shares_per_gpu),
         "allowMultipleAllocations": True,
+        **uses,
         **({"taints": taints} if taints else {}),
     }
+
+
+def _fixed_shares(entry: InventoryDevice, offer: Offer) -> Sequence[Mapping[str, Any]]:
+    """Return the fixed shares of a GPU. Each takes its memory, and one share, from what the GPU has."""
+    taints = _taints(entry, offer)
+    whole_gib = entry.device.memory_bytes >> 30
+    own = {
+        "type": _text(TYPE_FIXED),
+        "parentUUID": _text(entry.device.uuid),
+        "productName": _text(entry.device.model),
+    }
+    return [
+        {
+            "name": f"{device_name(entry)}-{gib}g-{number}",
+            "attributes": {**own, "profile": _text(f"{gib}g"), **_standard_attributes(entry)},
+            "capacity": {CAPACITY_MEMORY: {"value": f"{gib}Gi"}},
+            "consumesCounters": [{"counterSet": device_name(entry), "counters": _counters(gib << 10, 1)}],
+            **({"taints": taints} if taints else {}),
+        }
+        for gib in offer.profiles_gib
+        for number in range(min(whole_gib // gib, offer.shares_per_gpu))
+    ]
+
+
+def _mig_device(entry: InventoryDevice, instance: MigInstance, inventory: DeviceInventory, offer: Offer) -> Mapping[str, Any]:
+    taints = _taints(entry, offer)
+    attributes = {
+        **{name: value for name, value in _nvidia_attributes(entry, inventory).items() if name != "uuid"},
+        "type": _text(TYPE_MIG),
+        "parentUUID": _text(entry.device.uuid),
+        "profile": _text(instance.profile),
+        **({} if instance.on_demand else {"uuid": _text(instance.uuid)}),
+    }
+    draws = as_quantities(draws_of(instance, counters_of(entry))) if instance.on_demand else {}
+    return {
+        "name": mig_name(device_name(entry), instance),
+        "attributes": {**_named("", attributes), **_named(f"{NVIDIA_DOMAIN}/", attributes), **_standard_attributes(entry)},
+        "capacity": {CAPACITY_MEMORY: {"value": f"{instance.memory_bytes // units.MIB}Mi"}},
+        **({"consumesCounters": [{"counterSet": device_name(entry), "counters": draws}]} if draws else {}),
+        **({"taints": taints} if taints else {}),
+    }
+
+
+def _mig_counter_set(entry: InventoryDevice) -> Mapping[str, Any]:
+    return {"name": device_name(entry), "counters": as_quantities(counters_of(entry))}
+
+
+def _counter_set(entry: InventoryDevice, offer: Offer) -> Mapping[str, Any]:
+    return {"name": device_name(entry), "counters": _whole(entry, offer)["counters"]}
+
+
+def _whole(entry: InventoryDevice, offer: Offer) -> Mapping[str, Any]:
+    """Return all that a GPU has. The first share of any size takes it, and the last one gives it back: then fixed shares fit."""
+    return {"counterSet": device_name(entry), "counters": _counters(entry.device.memory_bytes // units.MIB, offer.shares_per_gpu)}
+
+
+def _counters(memory_mib: int, shares: int) -> Mapping[str, Any]:
+    return {CAPACITY_MEMORY: {"value": f"{memory_mib}Mi"}, CAPACITY_SHARES: {"value": str(shares)}}
 
 
 def _capacity(entry: InventoryDevice, shares_per_gpu: int) -> Mapping[str, Any]:
@@ -243,12 +368,13 @@ def _version(text: str) -> Mapping[str, Any]:
     return {"version": ".".join(str(int(part)) for part in [*parts, "0", "0"][:3])}
 
 
-def _taints(entry: InventoryDevice) -> Sequence[Mapping[str, str]]:
-    """Return what keeps new claims off the GPU. Running pods stay: a failing GPU is an administrator's decision."""
+def _taints(entry: InventoryDevice, offer: Offer) -> Sequence[Mapping[str, str]]:
+    """Return what keeps new claims off the GPU. Running pods stay, unless the policy is to evict those of a lost GPU."""
     taints = []
     if not entry.healthy:
         state = entry.state if entry.state is not HealthState.HEALTHY else HealthState.QUARANTINED
-        taints.append({"key": TAINT_HEALTH, "value": str(state), "effect": "NoSchedule"})
+        evicted = state is HealthState.LOST and offer.evicts_from_lost
+        taints.append({"key": TAINT_HEALTH, "value": str(state), "effect": "NoExecute" if evicted else "NoSchedule"})
     if entry.cordoned:
         taints.append({"key": TAINT_CORDON, "effect": "NoSchedule"})
     return taints

@@ -121,10 +121,9 @@ def prefer_ids(
         if len(chosen) < size and uuid not in used and (found := _first_of(uuid, pool)) is not None:
             chosen.append(found)
             used.add(uuid)
-    for device_id in pool:  # fewer devices than requested: kubelet still needs the number of IDs
-        if len(chosen) < size and device_id not in chosen:
-            chosen.append(device_id)
-    return tuple(chosen)
+    # With fewer devices than requested, kubelet still needs the number of IDs.
+    chosen += [device_id for device_id in pool if device_id not in chosen]
+    return tuple(chosen[:size])
 
 
 def _by_free_ids(pool: Iterable[str]) -> list[str]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dynamic resource allocation: the sockets that kubelet calls, and the objects of resource.k8s.io."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -9,6 +10,14 @@ from agent.ports.kubelet import PluginServer
 from aliquot.kubelet_api.dra_pb2_grpc import DRAPluginServicer
 from aliquot.kubelet_api.drahealth_pb2_grpc import DRAResourceHealthServicer
 from aliquot.kubelet_api.pluginregistration_pb2_grpc import RegistrationServicer
+
+
+class HealthStreams(DRAResourceHealthServicer):
+    """Sends the health of the devices to kubelet."""
+
+    @abstractmethod
+    def end_streams(self) -> None:
+        """End the open streams; a stopping server waits for them."""
 
 
 class DriverSockets(Protocol):

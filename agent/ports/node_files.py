@@ -49,6 +49,31 @@ class DirectoryLocks(Protocol):
         ...
 
 
+class Succession(Protocol):
+    """How a waiting agent takes over from the one that works."""
+
+    def ask(self) -> None:
+        """Ask the working agent for its place, until ``withdraw`` or the end of this process."""
+        ...
+
+    def withdraw(self) -> None:
+        """End the request."""
+        ...
+
+    def is_asked_for(self) -> bool:
+        """Whether another agent asks for the place of this one."""
+        ...
+
+    def retire(self) -> None:
+        """Note that this agent's pod gives its place away."""
+        ...
+
+    @property
+    def retired(self) -> bool:
+        """Whether this agent's pod was the last to give its place away."""
+        ...
+
+
 class HeldFiles(Protocol):
     """Files that are kept open, so that no container can hold a lease on them."""
 

@@ -59,6 +59,7 @@ class ClaimOptions:
     boot_id: str
     node_name: str
     shares_per_gpu: int
+    admin_access: bool = False
 
 
 class ClaimManager:
@@ -243,15 +244,20 @@ class ClaimManager:
             self._manager.ledger,
             self._backends.abilities,
             self._pods.by_uid,
+            options.admin_access,
         )
 
     # --- reports ---
 
     def _announce(self, grant: Grant) -> None:
-        shares = "; ".join(
-            f"{share.device_uuid}: {units.format_memory(share.memory_bytes)}"
-            + (f", {share.cores_percent} percent of cores" if share.cores_percent else "")
-            for share in grant.shares
+        shares = (
+            "admin access"
+            if not grant.takes_part
+            else "; ".join(
+                f"{share.device_uuid}: {units.format_memory(share.memory_bytes)}"
+                + (f", {share.cores_percent} percent of cores" if share.cores_percent else "")
+                for share in grant.shares
+            )
         )
         request = f"request {grant.claim.request} of claim {grant.claim.name}" if grant.claim is not None else ""
         message = f"{request} was granted {shares}"

@@ -7,11 +7,11 @@ from typing import Any, Final
 import grpc.aio
 
 from agent.core.inventory import InventoryDevice
-from agent.core.slices import device_name
+from agent.core.slices import Offer, names_on
 from agent.ports.clock import Clock
+from agent.ports.dra import HealthStreams
 from agent.services.driver_watch import DriverWatch
 from aliquot.kubelet_api import drahealth_pb2 as pb
-from aliquot.kubelet_api.drahealth_pb2_grpc import DRAResourceHealthServicer
 
 Context = grpc.aio.ServicerContext[Any, Any]
 REPEAT_SECONDS: Final = 10.0
@@ -19,11 +19,12 @@ REPEAT_SECONDS: Final = 10.0
 MAX_MESSAGE_CHARS: Final = 1024
 
 
-class DeviceHealthService(DRAResourceHealthServicer):
+class DeviceHealthService(HealthStreams):
     """Sends every change, and the complete list again every 10 s."""
 
-    def __init__(self, pool: str, watch: DriverWatch, clock: Clock) -> None:
+    def __init__(self, pool: str, offer: Offer, watch: DriverWatch, clock: Clock) -> None:
         self._pool = pool
+        self._offer = offer
         self._watch = watch
         self._clock = clock
         self._generation = 0
@@ -40,12 +41,13 @@ class DeviceHealthService(DRAResourceHealthServicer):
         generation = self._generation
         while generation == self._generation:
             seen = self._watch.changes.count
-            yield pb.NodeWatchResourcesResponse(devices=[self._health(entry) for entry in self._watch.inventory.devices])
+            devices = [self._health(entry, name) for entry in self._watch.inventory.devices for name in names_on(entry, self._offer)]
+            yield pb.NodeWatchResourcesResponse(devices=devices)
             await self._watch.changes.after(seen, REPEAT_SECONDS)
 
-    def _health(self, entry: InventoryDevice) -> pb.DeviceHealth:
+    def _health(self, entry: InventoryDevice, name: str) -> pb.DeviceHealth:
         return pb.DeviceHealth(
-            device=pb.DeviceIdentifier(pool_name=self._pool, device_name=device_name(entry)),
+            device=pb.DeviceIdentifier(pool_name=self._pool, device_name=name),
             health=pb.HEALTHY if entry.healthy else pb.UNHEALTHY,
             last_updated_time=int(self._clock.now()),
             message=entry.trouble[:MAX_MESSAGE_CHARS],

@@ -11,10 +11,9 @@ from typing import Any, Final
 import grpc.aio
 
 from agent.errors import KubeletError
-from agent.ports.dra import DriverSockets
+from agent.ports.dra import DriverSockets, HealthStreams
 from agent.ports.kubelet import PluginServer
 from agent.services.changes import Changes
-from agent.services.dra_health import DeviceHealthService
 from agent.services.telemetry import Telemetry
 from aliquot import contract
 from aliquot.kubelet_api import pluginregistration_pb2 as pb
@@ -33,7 +32,7 @@ VERSIONS: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", 
 class DraRegistrar(RegistrationServicer):
     """Serves and registers the driver."""
 
-    def __init__(self, sockets: DriverSockets, driver: DRAPluginServicer, health: DeviceHealthService, telemetry: Telemetry) -> None:
+    def __init__(self, sockets: DriverSockets, driver: DRAPluginServicer, health: HealthStreams, telemetry: Telemetry) -> None:
         self._sockets = sockets
         self._driver = driver
         self._health = health

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agent.core.slices import FoundSlice, Pool, SliceChanges, changes_to, devices_of
+from agent.core.slices import Contents, FoundSlice, Offer, Pool, SliceChanges, changes_to, contents_of
 from agent.ports.dra import ResourceApi
 from agent.services.changes import Changes
 from agent.services.publisher import Pace
@@ -65,7 +65,7 @@ class SliceTarget:
     def __init__(
         self,
         node_name: str,
-        shares_per_gpu: int,
+        offer: Offer,
         *,
         api: ResourceApi,
         state: AgentState,
@@ -74,7 +74,7 @@ class SliceTarget:
     ) -> None:
         """Args: withheld: returns why no device may be offered now; empty when they may."""
         self._node_name = node_name
-        self._shares_per_gpu = shares_per_gpu
+        self._offer = offer
         self._api = api
         self._watch = state.watch
         self._pods = state.pods
@@ -108,15 +108,15 @@ class SliceTarget:
         node = self._pods.node
         if node is None or not self._watch.looked or not self._cache.known:
             return SliceChanges()
-        pool = Pool(self._node_name, node.uid, self._shares_per_gpu)
-        return changes_to(self._devices(), pool, self._cache.slices.values(), self._pruned)
+        pool = Pool(self._node_name, node.uid)
+        return changes_to(self._contents(), pool, self._cache.slices.values(), self._pruned)
 
-    def _devices(self) -> Sequence[Mapping[str, Any]]:
+    def _contents(self) -> Contents:
         withheld = self._withheld()
         if withheld != self._reported:
             self._reported = withheld
             logger.info("no device is offered to claims: %s" if withheld else "devices are offered to claims%s", withheld)
-        return () if withheld else devices_of(self._watch.inventory, self._shares_per_gpu)
+        return Contents() if withheld else contents_of(self._watch.inventory, self._offer)
 
 
 def _write(api: ResourceApi, changes: SliceChanges) -> Mapping[str, tuple[Any, Any]]:

@@ -14,6 +14,7 @@ from functools import partial
 from agent.core.audit import Finding
 from agent.core.ledger import Grant
 from agent.core.limits import with_sm_limit
+from agent.core.region_layout import DeviceLimit
 from agent.errors import StorageError
 from agent.ports.clock import Clock
 from agent.ports.grants import ContainerFiles
@@ -62,13 +63,16 @@ class Throttler:
         """Return the cores of the containers with a fixed SM limit below them."""
         found = {}
         for grant in grants:
-            limits = self._files.limits(grant.grant_id) if grant.under_shim else None
-            current = {device.uuid: device for device in limits.devices} if limits is not None else {}
+            current = self._current(grant)
             for share in grant.shares:
                 device = current.get(share.device_uuid)
                 if device is not None and not device.sm_weight and 0 < device.sm_percent < (share.cores_percent or 0):
                     found[grant.grant_id, share.device_uuid] = share.cores_percent or 0
         return found
+
+    def _current(self, grant: Grant) -> Mapping[str, DeviceLimit]:
+        limits = self._files.limits(grant.grant_id) if grant.under_shim else None
+        return {device.uuid: device for device in limits.devices} if limits is not None else {}
 
     async def _set(self, grant: Grant, device_uuid: str, percent: int) -> bool:
         try:

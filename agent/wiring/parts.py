@@ -3,6 +3,7 @@
 
 from dataclasses import dataclass
 
+from agent.services.driver_front import DriverFront
 from agent.wiring.claims import Claims, build_claims
 from agent.wiring.cluster import Cluster, build_cluster
 from agent.wiring.driver import Driver, build_driver
@@ -28,10 +29,10 @@ class Parts:
     """None while the gate of dynamic resource allocation is closed."""
 
 
-def build_parts(setup: Setup) -> Parts:
-    """Build the groups; on the event loop. Raises StorageError."""
+def build_parts(setup: Setup, front: DriverFront | None) -> Parts:
+    """Build the groups; on the event loop. Args: front: the driver's sockets, None without claims. Raises StorageError."""
     cluster, storage, kubelet = build_cluster(setup), build_storage(setup), build_kubelet(setup)
     driver = build_driver(setup, cluster, storage)
     grants = build_grants(setup, cluster, storage, driver, kubelet)
-    plugins, claims = build_plugins(setup, driver, kubelet, grants), build_claims(setup, driver, grants)
+    plugins, claims = build_plugins(setup, driver, kubelet, grants), build_claims(setup, driver, grants, front)
     return Parts(setup, cluster, storage, driver, kubelet, grants, plugins, claims)

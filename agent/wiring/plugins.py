@@ -12,11 +12,11 @@ from agent.services.device_plugin import DevicePlugin, PluginServices
 from agent.services.offering import Offering
 from agent.services.pending import PendingPods
 from agent.services.registrar import PluginDirectory, Registrar
-from agent.settings import Allocation
 from agent.wiring.driver import Driver
 from agent.wiring.grants import Grants
 from agent.wiring.kubelet import Kubelet
 from agent.wiring.setup import Setup
+from aliquot.contract.model import Allocation
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 
 import importlib.metadata
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,9 +53,9 @@ class Setup:
         return [Path(path) for path in (*sockets, settings.cdi_dir, settings.cdi_static_dir, settings.state_dir, settings.runtime_dir)]
 
 
-def build_setup(settings: Settings, environ: Mapping[str, str]) -> Setup:
+def build_setup(settings: Settings, environ: Mapping[str, str], telemetry: Telemetry) -> Setup:
     """Find the API server and the libraries, and create the agent's own directories. Raises SettingsError, AgentError."""
-    node_name = settings.node_name or socket.gethostname().lower()
+    node_name = settings.name_of_node
     build = _build_directory(environ)
     api_server = find_api_server(settings.kube_api_url, settings.kube_token_file, settings.kube_ca_file, environ)
     state, runtime = make_directory(Path(settings.state_dir), 0o700), make_directory(Path(settings.runtime_dir), 0o755)
@@ -71,7 +70,7 @@ def build_setup(settings: Settings, environ: Mapping[str, str]) -> Setup:
         state,
         runtime,
         SystemClock(),
-        Telemetry(node_name),
+        telemetry,
     )
 
 

@@ -13,9 +13,9 @@ from agent.services.drift_page import DriftPage
 from agent.services.monitor import Monitor, MonitorOptions, ReadinessSources, ScrapeSources
 from agent.services.publisher import CapacityTarget, ConditionTarget, GpuNodeTarget, NodePublisher, Target
 from agent.services.reconciler import Cures, Reconciler, ReconcilerOptions, Witnesses
-from agent.settings import Allocation
 from agent.wiring.parts import Parts
 from aliquot import contract
+from aliquot.contract.model import Allocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def _monitor(parts: Parts, reconciler: Reconciler, auditor: Auditor) -> Monitor:
 def _registrations(parts: Parts) -> Callable[[], Mapping[str, str]]:
     """Return what lists why each resource, and the driver, is not registered; an empty text for a registered one."""
     registrar, claims = parts.plugins.registrar, parts.claims
-    return lambda: {**registrar.troubles, **({contract.DRA_DRIVER: claims.registrar.trouble} if claims is not None else {})}
+    return lambda: {**registrar.troubles, **({contract.DRA_DRIVER: claims.front.registrar.trouble} if claims is not None else {})}
 
 
 def _troubles(parts: Parts) -> Callable[[], Sequence[str]]:
@@ -141,7 +141,7 @@ def _publisher(parts: Parts) -> NodePublisher:
     if settings.publish_node_condition:
         targets.append(ConditionTarget(setup.node_name, api=api, state=state))
     if settings.publish_gpu_node:
-        facts = NodeFacts(setup.node_name, setup.version, settings.shares_per_gpu, settings.memory_oversubscription)
+        facts = NodeFacts(setup.node_name, setup.version, settings.shares_per_gpu, settings.memory_oversubscription, settings.allocation)
         offered = parts.plugins.offering.backends
         targets.append(GpuNodeTarget(facts, lambda: offered().backends, api=api, state=state))
     return NodePublisher(setup.node_name, targets, state=state, clock=setup.clock, further=[parts.grants.mps.changes])

@@ -129,6 +129,9 @@ DRA_CLASS: Final = "vgpu.aliquot.dev"
 """The DeviceClass of shared GPUs."""
 DRA_CLASS_WHOLE: Final = DRA_DRIVER
 """The DeviceClass of whole GPUs."""
+LABEL_ALLOCATION: Final = "aliquot.dev/allocation"
+"""``dra`` or ``plugin`` on a pod, or on its namespace: whether its requests for vGPUs become ResourceClaims, with the component
+``dra-translate``."""
 LABEL_TRANSLATED: Final = "aliquot.dev/translated"
 """``true`` on the ResourceClaimTemplates that the webhook made from requests for vGPUs."""
 ANNOTATION_LAST_USED: Final = "aliquot.dev/last-used"

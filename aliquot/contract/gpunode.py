@@ -24,7 +24,7 @@ import msgspec
 from aliquot import contract
 from aliquot.contract import codec, units
 from aliquot.contract.errors import ContractError, quote
-from aliquot.contract.model import Device, Isolation, Link, LinkKind, MediaEngines, MigInstance
+from aliquot.contract.model import Allocation, Device, Isolation, Link, LinkKind, MediaEngines, MigInstance
 
 API_VERSION: Final = f"{contract.GPU_NODE_GROUP}/{contract.GPU_NODE_VERSION}"
 MAX_DEVICES: Final = 64
@@ -106,6 +106,8 @@ class GpuNode:
     driver_version: str = ""
     cuda_version: int = 0
     agent_version: str = ""
+    allocation: Allocation = Allocation.PLUGIN
+    """Whether pods get these GPUs by resources of the device plugin, or by ResourceClaims. Older agents do not report it."""
     cordoned: bool = False
     """Set by an administrator: no new work on any GPU of the node."""
     cordoned_devices: tuple[str, ...] = ()
@@ -165,6 +167,7 @@ class _StatusV1(msgspec.Struct, rename="camel", omit_defaults=True):
     cuda_version: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     isolation: Annotated[list[_Text], msgspec.Meta(max_length=16)] = []
     memory_oversubscription: Annotated[float, msgspec.Meta(ge=1, le=MAX_OVERSUBSCRIPTION)] | None = None
+    allocation: _Text = ""
     summary: _Text = ""
     """For people (``kubectl get gpunodes``); written, never read."""
     devices: Annotated[list[_DeviceV1], msgspec.Meta(max_length=MAX_DEVICES)] = []
@@ -207,6 +210,7 @@ def encode_gpu_node(node: GpuNode) -> bytes:
             cuda_version=node.cuda_version,
             isolation=[str(backend) for backend in node.isolation],
             memory_oversubscription=None if node.memory_oversubscription == 1 else node.memory_oversubscription,
+            allocation="" if node.allocation is Allocation.PLUGIN else str(node.allocation),
             summary=_summary(node),
             devices=[_device_form(entry) for entry in node.devices],
             links=_table(node, _link_word) if node.links else [],
@@ -251,6 +255,7 @@ def decode_gpu_node(data: bytes | msgspec.Raw) -> GpuNode:
         driver_version=status.driver_version,
         cuda_version=status.cuda_version,
         agent_version=status.agent_version,
+        allocation=Allocation.DRA if status.allocation == Allocation.DRA else Allocation.PLUGIN,
         cordoned=form.spec.cordoned,
         cordoned_devices=tuple(form.spec.cordoned_devices),
     )
@@ -322,21 +327,25 @@ def _check_device(node: GpuNode, entry: GpuDevice) -> None:
     device = entry.device
     for text in (device.model, device.pci_bus_id, entry.state, entry.trouble, entry.pcie_root, entry.fabric_clique):
         _check_text(node, text)
-    amounts = [device.memory_bytes, *(instance.memory_bytes for instance in device.mig_instances)]
-    for memory_bytes in amounts:
+    for memory_bytes in (device.memory_bytes, *(instance.memory_bytes for instance in device.mig_instances)):
         if not 1 <= units.bytes_to_mib(memory_bytes) <= _MAX_MIB:
             _refuse(node, f"expected 1 to {_MAX_MIB} MiB on {device.uuid}, found {memory_bytes} bytes")
-    if len(device.mig_instances) > MAX_INSTANCES_PER_DEVICE:
-        _refuse(node, f"expected at most {MAX_INSTANCES_PER_DEVICE} MIG instances on {device.uuid}, found {len(device.mig_instances)}")
+    _check_instances(node, device)
     numbers = [device.minor, device.numa_node or 0]
     for instance in device.mig_instances:
-        _check_text(node, instance.profile)
-        if instance.parent_uuid != device.uuid:
-            _refuse(node, f"expected instances of {device.uuid}, found one of {quote(instance.parent_uuid)}")
         numbers += _numbers_of(instance)
     if not all(0 <= number <= MAX_MINOR for number in numbers):
         _refuse(node, f"expected numbers from 0 to {MAX_MINOR} on {device.uuid}, found {numbers}")
     _check_capability(node, device)
+
+
+def _check_instances(node: GpuNode, device: Device) -> None:
+    if len(device.mig_instances) > MAX_INSTANCES_PER_DEVICE:
+        _refuse(node, f"expected at most {MAX_INSTANCES_PER_DEVICE} MIG instances on {device.uuid}, found {len(device.mig_instances)}")
+    for instance in device.mig_instances:
+        _check_text(node, instance.profile)
+        if instance.parent_uuid != device.uuid:
+            _refuse(node, f"expected instances of {device.uuid}, found one of {quote(instance.parent_uuid)}")
 
 
 def _numbers_of(instance: MigInstance) -> list[int]:

@@ -22,6 +22,13 @@ class Policy(StrEnum):
     TOPOLOGY = "topology"
 
 
+class Allocation(StrEnum):
+    """Which of kubelet's two interfaces gives out a node's GPUs."""
+
+    PLUGIN = "plugin"
+    DRA = "dra"
+
+
 class NumaMode(StrEnum):
     """Whether a container's devices must, or should, lie on one NUMA node."""
 

@@ -42,17 +42,23 @@ def find_api_server(
 
     Raises: SettingsError: no URL is set and the process is not in a pod, or the URL is invalid.
     """
-    if not url:
-        host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
-        if host is None or port is None:
-            raise SettingsError("no Kubernetes API: this process is not in a pod, so set kubeApiUrl")
-        url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    url = url or _url_in_pod(environ)
     if not re.match(r"https?://[^/]", url):
         raise SettingsError(f"kubeApiUrl {url!r}: want http:// or https:// and a host")
-    token = Path(token_file) if token_file else service_account / "token"
-    ca = Path(ca_file) if ca_file else service_account / "ca.crt"
-    return ApiServer(
-        url.rstrip("/"),
-        token if token_file or token.exists() else None,
-        ca if (ca_file or ca.exists()) and url.startswith("https:") else None,
-    )
+    token = _file(token_file, service_account / "token")
+    ca = _file(ca_file, service_account / "ca.crt") if url.startswith("https:") else None
+    return ApiServer(url.rstrip("/"), token, ca)
+
+
+def _url_in_pod(environ: Mapping[str, str]) -> str:
+    host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
+    if host is None or port is None:
+        raise SettingsError("no Kubernetes API: this process is not in a pod, so set kubeApiUrl")
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+def _file(name: str, default: Path) -> Path | None:
+    """Return the file of the settings, whether or not it exists, or else the default if that exists."""
+    if name:
+        return Path(name)
+    return default if default.exists() else None

@@ -106,12 +106,15 @@ class Setting:
             converted = msgspec.convert(value, self.type, strict=not isinstance(value, str))
         except msgspec.ValidationError:
             raise SettingsError(f"{source}: {value!r} is not valid for {self.key}; want {self.wanted}") from None
-        least, most = self.row.least, self.row.most
-        if (least is not None and converted < least) or (most is not None and converted > most):
+        if not self._is_in_range(converted):
             raise SettingsError(f"{source}: {value!r} is out of range for {self.key}; want {self.wanted}")
         if self.row.absolute and not converted.startswith("/"):
             raise SettingsError(f"{source}: {value!r} is not valid for {self.key}; want {self.wanted}")
         return converted
+
+    def _is_in_range(self, value: Any) -> bool:
+        least, most = self.row.least, self.row.most
+        return (least is None or value >= least) and (most is None or value <= most)
 
 
 class Table:

@@ -11,7 +11,7 @@ from aliquot_cli.doctor import agent, driver, kubelet, runtime, shim, system
 from aliquot_cli.doctor.findings import Finding, Severity, warning, worst
 from aliquot_cli.doctor.host import Host, UnreadableError
 from aliquot_cli.doctor.options import DoctorOptions
-from aliquot_cli.output import Output, document
+from aliquot_cli.output import Output, document, sentence_lines, terminal_width
 
 Check = Callable[[Host, DoctorOptions], Iterator[Finding]]
 
@@ -45,18 +45,22 @@ def run(root: Path, options: DoctorOptions, *, output: Output, fail_on: Severity
     if output.for_programs:
         click.echo(document({"passed": passed, "worst": highest, "findings": [asdict(finding) for finding in findings]}, output))
     else:
-        click.echo("\n".join(table(findings)))
+        click.echo("\n".join(table(findings, width=terminal_width())))
     return passed
 
 
-def table(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield the findings as lines of text, each with its fix below."""
-    width = max((len(finding.check) for finding in findings), default=0)
+def table(findings: Sequence[Finding], *, width: int | None = None) -> Iterator[str]:
+    """Yield the findings as lines of text, each with its fix below. Args: width: of the terminal; None wraps no line."""
+    longest = max((len(finding.check) for finding in findings), default=0)
+    margin = " " * (7 + 2 + longest + 2)
+    room = None if width is None else width - len(margin)
     for finding in findings:
         mark = click.style(f"{finding.severity:<7}", fg=_COLOURS[finding.severity])
-        yield f"{mark}  {finding.check:<{width}}  {finding.found}"
+        first, *others = sentence_lines(finding.found, room)
+        yield f"{mark}  {finding.check:<{longest}}  {first}"
         if finding.fix:
-            yield f"{'':7}  {'':{width}}  -> {finding.fix}"
+            others += sentence_lines(f"-> {finding.fix}", room)
+        yield from (margin + line for line in others)
     counted = [(severity, sum(finding.severity is severity for finding in findings)) for severity in reversed(Severity)]
     yield ""
     yield ", ".join(f"{severity}: {number}" for severity, number in counted if number)

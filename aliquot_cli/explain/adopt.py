@@ -2,7 +2,7 @@
 """The command ``adopt report``."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +12,24 @@ from aliquot_cli import exit_codes
 from aliquot_cli.access import Target, connect
 from aliquot_cli.explain.commands import scheduler_code
 from aliquot_cli.options import cluster_options, namespace_options, output_option
-from aliquot_cli.output import Column, Output, document, table
+from aliquot_cli.output import UNKNOWN, Column, Output, document, table, terminal_width
 from aliquot_cli.source import gpu_nodes
 
 if TYPE_CHECKING:
     from aliquot_cli.explain.adoption import Row
 
 FILES = click.Path(path_type=Path, exists=True, allow_dash=True)
+COLUMNS: "Sequence[Column[Row]]" = (
+    Column("NAMESPACE", lambda row: row.namespace or UNKNOWN),
+    Column("OBJECT", lambda row: row.object),
+    Column("PODS", lambda row: str(row.pods), wide=True),
+    Column("SYSTEM", lambda row: row.system or UNKNOWN),
+    Column("TODAY", lambda row: row.today),
+    Column("WOULD BE", lambda row: row.outcome),
+    Column("AS", lambda row: row.text, is_sentence=True),
+    Column("WARNINGS", lambda row: "; ".join(row.warnings) or UNKNOWN, wide=True, is_sentence=True),
+)
 SUFFIXES = (".yaml", ".yml", ".json")
-MAX_TEXT = 100
-"""Characters of a text in a table; the wide format has all."""
 
 
 @click.group(name="adopt", context_settings={"help_option_names": ["-h", "--help"]})
@@ -57,25 +65,9 @@ def report(*, paths: tuple[Path, ...], adopt_nvidia_gpu: bool, namespace: str | 
     if output.for_programs:
         click.echo(document(rows, output))
     else:
-        lines = [*table(_columns(output), rows, output), "", *summary(rows)] if rows else ["no pod asks for NVIDIA GPUs"]
+        lines = [*table(COLUMNS, rows, output, width=terminal_width()), "", *summary(rows)] if rows else ["no pod asks for NVIDIA GPUs"]
         click.echo("\n".join(lines))
     raise SystemExit(exit_codes.FINDINGS if any(row.outcome == REFUSED for row in rows) else exit_codes.OK)
-
-
-def _columns(output: Output) -> "list[Column[Row]]":
-    def shown(text: str) -> str:
-        return text if output is Output.WIDE or len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
-
-    return [
-        Column("NAMESPACE", lambda row: row.namespace or "-"),
-        Column("OBJECT", lambda row: row.object),
-        Column("PODS", lambda row: str(row.pods), wide=True),
-        Column("SYSTEM", lambda row: row.system or "-"),
-        Column("TODAY", lambda row: row.today),
-        Column("WOULD BE", lambda row: row.outcome),
-        Column("AS", lambda row: shown(row.text)),
-        Column("WARNINGS", lambda row: "; ".join(row.warnings) or "-", wide=True),
-    ]
 
 
 def _documents(paths: Iterable[Path]) -> Iterator[Any]:

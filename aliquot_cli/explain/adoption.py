@@ -100,23 +100,25 @@ def _owner(item: Json) -> str:
     return next((f"{one.get('kind')}/{one.get('name')}" for one in owners if one.get("controller")), "")
 
 
-def in_object(value: Any, namespace: str = "", name: str = "", metadata: Any = None) -> Iterator[Asked]:
-    """Yield the pod, or each pod template at any depth, of one object of any kind."""
+def in_object(value: Any, namespace: str = "", name: str = "") -> Iterator[Asked]:
+    """Yield the pod, or each pod template at any depth, of one object of any kind. Args: namespace, name: of the object around it."""
+    if isinstance(value, dict):
+        metadata, spec = value.get("metadata"), value.get("spec")
+        metadata = metadata if isinstance(metadata, dict) else None
+        if "kind" in value and metadata is not None:
+            namespace = str(metadata.get("namespace") or namespace)
+            name = f"{value['kind']}/{_name(metadata)}"
+        if isinstance(spec, dict) and isinstance(spec.get("containers"), list):
+            yield Asked(namespace, name, {"metadata": {**(metadata or {}), "namespace": namespace}, "spec": spec})
+            return
+        value = list(value.values())
     if isinstance(value, list):
         for item in value:
             yield from in_object(item, namespace, name)
-    if not isinstance(value, dict):
-        return
-    if "kind" in value and isinstance(value.get("metadata"), dict):
-        namespace = str(value["metadata"].get("namespace") or namespace)
-        name = f"{value['kind']}/{value['metadata'].get('name') or value['metadata'].get('generateName') or '?'}"
-    metadata, spec = value.get("metadata") or metadata, value.get("spec")
-    if isinstance(spec, dict) and isinstance(spec.get("containers"), list):
-        labels = metadata if isinstance(metadata, dict) else {}
-        yield Asked(namespace, name, {"metadata": {**labels, "namespace": namespace}, "spec": spec})
-        return
-    for item in value.values():
-        yield from in_object(item, namespace, name)
+
+
+def _name(metadata: Json) -> str:
+    return metadata.get("name") or metadata.get("generateName") or "?"
 
 
 # --- who is adopted today -------------------------------------------------------------------------------------------------
@@ -205,11 +207,12 @@ def _fate(outcome: Outcome, pod: Json) -> tuple[str, str]:
 def _names_gpus(pod: Json) -> bool:
     """Whether a container names a GPU of NVIDIA in any way."""
     spec = pod.get("spec") or {}
-    containers = [one for group in ("initContainers", "containers") for one in spec.get(group) or ()]
-    names = {
-        name for one in containers for amounts in (one.get("resources") or {}).values() if isinstance(amounts, dict) for name in amounts
-    }
-    return any(name.startswith(NVIDIA_DOMAIN) for name in names)
+    return any(_asks_nvidia(one) for group in ("initContainers", "containers") for one in spec.get(group) or ())
+
+
+def _asks_nvidia(container: Json) -> bool:
+    kinds = (container.get("resources") or {}).values()  # limits, requests, and claims, which are a list
+    return any(name.startswith(NVIDIA_DOMAIN) for amounts in kinds if isinstance(amounts, dict) for name in amounts)
 
 
 def summary(rows: Sequence[Row]) -> list[str]:

@@ -31,23 +31,23 @@ def age_lines(generation: int | None, age_seconds: float | None) -> Iterator[str
 
 
 def _answer_lines(why: Why) -> Iterator[str]:
-    if why.node or why.refusal or why.fitting:
-        yield f"{why.pod}: {why.sentence}"
-        if why.fitting and why.reasons:
-            yield from _reason_lines(why.reasons)
-        if why.start is not None:
-            yield why.start.sentence(local_zone())
-        return
-    yield f"{why.pod}: {why.held_back}0 of {why.nodes} nodes fit"
-    yield from _reason_lines(why.reasons)
+    is_answered = bool(why.node or why.refusal or why.fitting)
+    yield f"{why.pod}: {why.sentence}" if is_answered else f"{why.pod}: {why.held_back}0 of {why.nodes} nodes fit"
+    if why.fitting or not is_answered:
+        yield from _reason_lines(why.reasons)
     if why.start is not None:
         yield why.start.sentence(local_zone())
+    if not is_answered:
+        yield from _cure_lines(why)
+
+
+def _cure_lines(why: Why) -> Iterator[str]:
     if why.held:
         yield why.held
     if why.changes:
         yield "each of these changes alone makes it fit:"
         yield from (f"  - {change.sentence}" for change in why.changes)
-    else:
+    elif not why.by_claims:
         yield "no single change to this pod, its neighbours or a cordon makes it fit: combine several, or add a node with what these lack"
     if why.not_checked:
         yield not_checked_line()

@@ -18,7 +18,6 @@ from aliquot_lab.demo.scenario import Row
 
 BAR_CELLS = 10
 METRICS_TITLE = "The agent's /metrics, for devices with shares"
-REASON_CHARACTERS = 400
 SHOWN_METRICS = re.compile(r"aliquot_(device_memory_(total|used|allocated)|container_(memory|refusals))")
 STATE_STYLES = {"Running": "green", "Pending": "yellow", "Succeeded": "blue", "Failed": "red"}
 
@@ -184,8 +183,7 @@ def _line(row: Row) -> str:
 def _reason(row: Row) -> str:
     """Return why a pod is in its state; of an RPC error only the plugin's message."""
     detail = row.state.message.rpartition(" desc = ")[2]
-    message = ": ".join(filter(None, (row.state.reason, detail)))
-    return message if len(message) <= REASON_CHARACTERS else message[: REASON_CHARACTERS - 1] + "…"
+    return ": ".join(filter(None, (row.state.reason, detail)))
 
 
 def _excerpt(scrape: Scrape) -> str:

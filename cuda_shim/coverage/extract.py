@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -108,10 +108,7 @@ def cuda_abi(include_dir: Path) -> list[AbiRow]:
         versions = defaultdict(list)
         for base, since, flavour in _typed_versions(include_dir, CUDA_HEADERS[header]):
             versions[base, flavour].append(since)
-        symbols = defaultdict(list)
-        for symbol in (symbol for entry in entries.values() for symbol in entry.symbols):
-            base, number, flavour = split_symbol(symbol)
-            symbols[base, flavour].append((number, symbol))
+        symbols = _numbered_symbols(entries.values())
         for base, flavour in sorted(versions.keys() | symbols.keys()):
             ordered, since_each = sorted(symbols[base, flavour]), sorted(versions[base, flavour])
             if len(ordered) != len(since_each):
@@ -120,6 +117,15 @@ def cuda_abi(include_dir: Path) -> list[AbiRow]:
             if flavour == LEGACY and split_symbol(entries[base].plain)[0] != base:
                 rows.append(AbiRow(entries[base].plain, base, _renamed_since(base), LEGACY))
     return rows
+
+
+def _numbered_symbols(entries: Iterable[Entry]) -> Mapping[tuple[str, str], list[tuple[int, str]]]:
+    """Return the symbols by base name and flavour, each with its number; an empty list for any other name."""
+    found = defaultdict(list)
+    for symbol in (symbol for entry in entries for symbol in entry.symbols):
+        base, number, flavour = split_symbol(symbol)
+        found[base, flavour].append((number, symbol))
+    return found
 
 
 def _renamed_since(base: str) -> int:

@@ -128,20 +128,17 @@ def _parse_class(line: str, where: str) -> ClassRow:
 
 
 def _class_problems(row: ClassRow, codes: str) -> Iterator[str]:
-    if not row.codes <= set(CODES) or len(row.codes) != len(codes):
-        yield f"codes are letters of {CODES}, each once; found {codes!r}"
-    if "P" in row.codes and row.codes != {"P"}:
-        yield f"P means that nothing is done, so it stands alone; found {codes!r}"
-    if row.touches not in TOUCHES:
-        yield f"the third field is one of {', '.join(TOUCHES)}; found {row.touches!r}"
-    if row.hook not in ("hooked", "passes", "gap"):
-        yield f"the fourth field is hooked, passes or gap; found {row.hook!r}"
-    if row.hook == "passes" and row.must_act:
-        yield f"class {codes} needs a wrapper: write 'hooked', or 'gap' and the reason"
-    if row.hook != "passes" and row.codes == {"P"}:
-        yield f"class P needs no wrapper, but the row says {row.hook!r}"
-    if row.hook == "gap" and not row.reason:
-        yield "a gap states its reason"
+    are_letters = row.codes <= set(CODES) and len(row.codes) == len(codes)
+    rules = (
+        (are_letters, f"codes are letters of {CODES}, each once; found {codes!r}"),
+        ("P" not in row.codes or row.codes == {"P"}, f"P means that nothing is done, so it stands alone; found {codes!r}"),
+        (row.touches in TOUCHES, f"the third field is one of {', '.join(TOUCHES)}; found {row.touches!r}"),
+        (row.hook in ("hooked", "passes", "gap"), f"the fourth field is hooked, passes or gap; found {row.hook!r}"),
+        (row.hook != "passes" or not row.must_act, f"class {codes} needs a wrapper: write 'hooked', or 'gap' and the reason"),
+        (row.hook == "passes" or row.codes != {"P"}, f"class P needs no wrapper, but the row says {row.hook!r}"),
+        (row.hook != "gap" or bool(row.reason), "a gap states its reason"),
+    )
+    yield from (problem for holds, problem in rules if not holds)
 
 
 # --- names ------------------------------------------------------------------------------------------------------

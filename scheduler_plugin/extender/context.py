@@ -10,6 +10,7 @@ from scheduler_plugin.core.cluster.requests import PodRequests
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.fit.shapes import Shapes
 from scheduler_plugin.core.gang.plan import Planner
+from scheduler_plugin.extender.claims import ClaimVerdicts
 from scheduler_plugin.extender.decision_log import DecisionLog
 from scheduler_plugin.extender.gang import Gangs
 from scheduler_plugin.extender.group_rounds import GroupRounds
@@ -41,6 +42,7 @@ class ExtenderContext:
     state: ClusterState
     clock: Clock
     verdicts: Verdicts
+    claims: ClaimVerdicts
     calls: CallCache
     log: DecisionLog
     reservations: Reservations
@@ -66,6 +68,7 @@ class ExtenderContext:
             state,
             clock,
             verdicts,
+            ClaimVerdicts(state, shapes, rules.default_policy, clock, soft_seconds),
             CallCache(PodQueries(verdicts), nodes, ScoreTexts(state)),
             DecisionLog(state, nodes),
             Reservations(planner, clock, soft_seconds),

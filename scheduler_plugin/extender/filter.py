@@ -25,6 +25,7 @@ from scheduler_plugin.core.backfill.hold import SENTENCE as HELD
 from scheduler_plugin.core.cluster.decisions import Decision, GangDecision
 from scheduler_plugin.core.cluster.gang import Gang
 from scheduler_plugin.core.cluster.reasons import NodeReason
+from scheduler_plugin.core.cluster.state import UNKNOWN_ROW
 from scheduler_plugin.core.fit.judge import best_row, counts_of, curable, reasons_for
 from scheduler_plugin.core.fit.shapes import Verdict
 from scheduler_plugin.extender import wire
@@ -73,7 +74,7 @@ def _filter_names(context: ExtenderContext, query: PodQuery, nodes: NodeList, no
     context.groups.begin(pod)
     context.state.end_attempt(pod.uid)  # kube-scheduler filters a pod again only after its last attempt ended
     if request is None:
-        return wire.filter_result(node_names=msgspec.Raw(nodes.text))
+        return _filter_by_claims(context, query, nodes)
     if isinstance(request, RequestError):
         return _invalid(context, nodes, request)
     context.held_room.admit(pod, now)
@@ -93,6 +94,25 @@ def _filter_names(context: ExtenderContext, query: PodQuery, nodes: NodeList, no
     judged = _Judged(query, nodes, verdict, reasons, answer)
     decision = Decision(pod, request, now, context.state.columns.change_count, 0, {})
     return _feasible(context, judged, decision) if gang is None else _filter_member(context, judged, decision, gang)
+
+
+def _filter_by_claims(context: ExtenderContext, query: PodQuery, nodes: NodeList) -> bytes:
+    """Reply for a pod without vGPUs: all nodes, except those where its ResourceClaims do not fit.
+
+    kube-scheduler weighs alternatives of claims itself, so it gets all nodes that fit. A node without an inventory is left to it.
+    """
+    verdict = context.claims.verdict(query.pod)
+    if verdict is None:
+        return wire.filter_result(node_names=msgspec.Raw(nodes.text))
+    reasons = reasons_for(verdict, nodes.rows, all_known=not nodes.unknown_nodes)
+    fits = (reasons == _FITS) | (nodes.rows == UNKNOWN_ROW)
+    names_of, fitting, failed = context.calls.nodes.names_of, np.flatnonzero(fits), np.flatnonzero(~fits)
+    context.claims.note_outcome(query.pod, fits=bool(len(fitting)))
+    if len(fitting) == 1 and (row := int(nodes.rows[fitting[0]])) != UNKNOWN_ROW:
+        context.claims.assume(query.pod, row)  # kube-scheduler skips prioritize
+    sentences = [_SENTENCES[reason] for reason in reasons[failed].tolist()]
+    unresolvable = dict(zip(names_of(nodes, failed), sentences, strict=True))  # kube-scheduler ends no pods for claims
+    return wire.filter_result(node_names=names_of(nodes, fitting), unresolvable=unresolvable)
 
 
 def _filter_member(context: ExtenderContext, judged: _Judged, decision: Decision, gang: Gang) -> bytes:

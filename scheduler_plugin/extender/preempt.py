@@ -27,6 +27,7 @@ from aliquot.placement.request import RequestError
 from scheduler_plugin.core.cluster.budgets import BudgetKey
 from scheduler_plugin.core.cluster.durations import may_end_from, may_preempt_from
 from scheduler_plugin.core.cluster.gang import Gang, gang_of_pod
+from scheduler_plugin.core.cluster.hold_uids import is_of_claim
 from scheduler_plugin.core.cluster.plan import not_offered
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.gang.preempt import Cost, Preemption, Victim, cheapest_victims, cost_of
@@ -371,7 +372,7 @@ def _suffices(context: ExtenderContext, pod: PodFacts, node: str, ended: frozens
         return False
     gone = {pod.uid, *ended, *ending_already(context, node)}
     staying = frozenset(other.uid for other in state.pods_on(node) if other.uid not in gone)
-    reserved = sum(one.node == node and uid not in gone for uid, one in state.reservations.items())
+    reserved = sum(one.node == node and uid not in gone and not is_of_claim(uid) for uid, one in state.reservations.items())
     if len(staying) + reserved >= state.pod_capacity_of(node) or not _host_has_room(context, pod, node, ended):
         return False
     return added_victims(context, pod, node, ended, MayEnd(staying)) == frozenset()

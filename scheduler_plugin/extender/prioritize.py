@@ -36,6 +36,8 @@ def prioritize_nodes(context: ExtenderContext, body: bytes) -> bytes:
     names_of = context.calls.nodes.names_of
     if isinstance(query.request, RequestError):
         return _all_zero(names_of(nodes))
+    if query.request is None and query.pod.claims and (judged := context.claims.verdict(query.pod)) is not None:
+        return _prioritize_by_claims(context, query, nodes, judged)
     verdict = context.verdicts.of(query.pod, query.shape)
     fits = reasons_for(verdict, nodes.rows, all_known=not nodes.unknown_nodes) == NodeReason.FITS.value
     if not fits.any():
@@ -50,6 +52,18 @@ def prioritize_nodes(context: ExtenderContext, body: bytes) -> bytes:
     if wins:
         keep_choice(context, query, nodes, verdict, winner)
     return reply
+
+
+def _prioritize_by_claims(context: ExtenderContext, query: PodQuery, nodes: NodeList, verdict: Verdict) -> bytes:
+    """Rate each node by the devices that the pod's ResourceClaims will get there, and expect the pod on the best one."""
+    fits = reasons_for(verdict, nodes.rows, all_known=not nodes.unknown_nodes) == NodeReason.FITS.value
+    names = context.calls.nodes.names_of(nodes)
+    if not fits.any():
+        return _all_zero(names)
+    winner = best_row(context.verdicts.shapes, verdict, nodes.rows[fits], query.pod.uid)
+    scores = np.where(fits, verdict.score[nodes.rows] + (nodes.rows == winner), 0)
+    context.claims.assume(query.pod, winner)
+    return b"[" + b",".join([wire.entry(name, score) for name, score in zip(names, scores.tolist(), strict=True)]) + b"]"
 
 
 def keep_choice(context: ExtenderContext, query: PodQuery, nodes: NodeList, verdict: Verdict, winner: int) -> None:

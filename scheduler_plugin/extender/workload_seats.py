@@ -13,7 +13,8 @@ from aliquot import contract
 from scheduler_plugin.core.admit.seating import Seat
 from scheduler_plugin.core.cluster.columns import Rows
 from scheduler_plugin.core.cluster.pods import PodFacts
-from scheduler_plugin.core.cluster.state import ClusterState, Reservation
+from scheduler_plugin.core.cluster.state import ClusterState
+from scheduler_plugin.core.fit.shapes import PodShape
 from scheduler_plugin.core.gang.plan import Planner
 
 WorkloadKey = tuple[str, str]
@@ -128,10 +129,8 @@ class WorkloadSeats:
         if hold is None or pod.node_name or pod.deletion_requested or self._is_firm(pod.uid):
             return None
         shape = self._planner.shape_of(pod)
-        free = [seat for seat in hold.seats if not seat.taken_by and seat.pod_set == pod_set]
-        seat = next((seat for seat in free if seat.shape == shape), next(iter(free), None))
-        held = None if seat is None else self._state.reservations.get(seat.uid)
-        if seat is None or held is None or not self._move(held, pod, is_alike=seat.shape == shape):
+        seat = self._free_seat(hold, pod_set, shape)
+        if seat is None or not self._hand_over(seat, pod, is_alike=seat.shape == shape):
             return None
         seat.taken_by = pod.uid
         self._seat_of[pod.uid] = hold, seat
@@ -175,10 +174,9 @@ class WorkloadSeats:
     def _exchanged(self, pod: PodFacts, mine: Seat, rows: set[int]) -> Seat:
         """Exchange a pod's seat for one on a node that it may use, if its workload has one; return its seat."""
         hold, _ = self._seat_of[pod.uid]
-        alike = (seat for seat in hold.seats if (seat.pod_set, seat.shape) == (mine.pod_set, mine.shape))
-        others = [seat for seat in alike if self._state.rows_by_name[seat.node] in rows and not self._is_firm(seat.holder)]
-        other = min(others, key=lambda seat: bool(seat.taken_by), default=None)
-        own_held, other_held = (self._state.reservations.get(seat.holder) for seat in (mine, other) if seat) if other else (None, None)
+        other = self._exchangeable(hold, mine, rows)
+        own_held = self._state.reservations.get(mine.holder)
+        other_held = None if other is None else self._state.reservations.get(other.holder)
         if other is None or own_held is None or other_held is None:
             return mine
         loser = other.taken_by
@@ -192,17 +190,32 @@ class WorkloadSeats:
             self._seat_of[loser] = hold, mine
         return other
 
+    def _exchangeable(self, hold: Hold, mine: Seat, rows: set[int]) -> Seat | None:
+        """Return a seat like this one on one of the nodes, if possible one that no pod has taken."""
+        alike = (seat for seat in hold.seats if (seat.pod_set, seat.shape) == (mine.pod_set, mine.shape))
+        others = [seat for seat in alike if self._state.rows_by_name[seat.node] in rows and not self._is_firm(seat.holder)]
+        return min(others, key=lambda seat: bool(seat.taken_by), default=None)
+
     def _hold_for(self, pod: PodFacts) -> tuple[Hold | None, str]:
         """Return the hold and the pod set that a pod names."""
         text = "" if pod.gpu is None else pod.gpu.annotations.get(contract.ANNOTATION_HOLD, "")
         name, _, pod_set = text.rpartition("/")
         return self._holds.get((pod.namespace, name)), pod_set
 
-    def _move(self, held: Reservation, pod: PodFacts, *, is_alike: bool) -> bool:
+    @staticmethod
+    def _free_seat(hold: Hold, pod_set: str, shape: PodShape | None) -> Seat | None:
+        """Return a seat that no pod has taken, if possible one that was planned for this shape."""
+        free = [seat for seat in hold.seats if not seat.taken_by and seat.pod_set == pod_set]
+        return min(free, key=lambda seat: seat.shape != shape, default=None)
+
+    def _hand_over(self, seat: Seat, pod: PodFacts, *, is_alike: bool) -> bool:
         """Make a seat's reservation the pod's own, in place of any that it has; return whether the node has room for the pod.
 
         Args: is_alike: whether the seat was planned for just such a pod. Another webhook may have added a container to it.
         """
+        held = self._state.reservations.get(seat.uid)
+        if held is None:
+            return False
         freed_count = self._state.freed_count
         self._state.release(held.pod_uid)
         if is_alike:

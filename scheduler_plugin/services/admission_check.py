@@ -115,6 +115,8 @@ class AdmissionCheckController:
         """The term for which the holds were rebuilt."""
         self._busy_seconds = 0.0
         """Time that the present round spent on plans."""
+        self._growing: set[WorkloadKey] = set()
+        """Workloads of elastic jobs that are being replaced by larger ones."""
         self._is_quota_wanted = False
         """Whether a workload without quota waits."""
         self._own_changes = 0
@@ -152,6 +154,7 @@ class AdmissionCheckController:
             self._rebuilt = term
         await self._activate()
         self._bound, self._busy_seconds = None, 0.0
+        self._find_growing()
         self._is_quota_wanted = any(other.waits_for_quota for other in self._objects.workloads.by_key.values())
         for workload in sorted(self._objects.workloads.by_key.values(), key=self._order):
             busy_seconds = self._busy_seconds
@@ -178,9 +181,13 @@ class AdmissionCheckController:
         self._answers.clear()
         self._rebuilt = None
 
+    def _find_growing(self) -> None:
+        self._growing = {other.replaced_key for other in self._objects.workloads.by_key.values() if other.is_growing}
+
     def _forget_gone(self) -> None:
         workloads = self._objects.workloads.by_key
-        for key in [key for key, _ in self._context.workload_seats.all() if key not in workloads]:
+        uids = {workload.uid for workload in workloads.values()}
+        for key in [key for key, hold in self._context.workload_seats.all() if hold.workload_uid not in uids]:
             self._context.workload_seats.drop(key)
         for key in self._known.keys() - workloads.keys():
             del self._known[key]
@@ -203,9 +210,10 @@ class AdmissionCheckController:
 
     def _rebuild(self) -> None:
         """Reserve again the seats of all answers that are Ready, those of admitted workloads first."""
-        names, steps = self._names, dict[Step, list[Workload]]()
+        steps = dict[Step, list[Workload]]()
+        self._find_growing()
         for workload in self._objects.workloads.by_key.values():
-            steps.setdefault(step_for(workload, names), []).append(workload)
+            steps.setdefault(self._step_for(workload), []).append(workload)
         self._bound = None
         for workload in steps.get(Step.SERVE, ()):
             known = self._note(workload)
@@ -251,22 +259,28 @@ class AdmissionCheckController:
 
     def _look(self, workload: Workload) -> None:
         """Do what a workload needs."""
-        step, key, now = step_for(workload, self._names), workload.key, self._now()
-        hold = self._context.workload_seats.get(key)
-        if step in (Step.IGNORE, Step.LEAVE) or (hold is not None and hold.workload_uid != workload.uid):
-            self._context.workload_seats.drop(key)
-            self._known.pop(key, None)
+        step = self._step_for(workload)
+        hold = self._context.workload_seats.get(workload.hold_key)
+        is_of_other = hold is not None and hold.workload_uid != workload.uid
+        if is_of_other and step is Step.PLAN and self._is_of_old_size(hold, workload):
+            self._stay(workload, self._note(workload), "it waits until the pods of its old size have come to their seats")
+            return
+        if step in (Step.IGNORE, Step.LEAVE) or is_of_other:
+            self._forget(workload, hold)
             return
         known = self._note(workload)
-        if known.version == workload.version and now - known.written_at < FRESH_SECONDS:
+        if known.version == workload.version and self._now() - known.written_at < FRESH_SECONDS:
             return  # its answer is on the way, or was refused: wait for the next version
+        self._do(step, workload, known)
+
+    def _do(self, step: Step, workload: Workload, known: _Known) -> None:
         match step:
             case Step.RESET:
-                self._context.workload_seats.drop(key)
+                self._context.workload_seats.drop(workload.hold_key)
                 self._answer(workload, State.PENDING, "the answer was for an earlier reservation")
             case Step.WAIT:
-                self._context.workload_seats.drop(key)
-                known.since = now
+                self._context.workload_seats.drop(workload.hold_key)
+                known.since = self._now()
                 self._stay(workload, known, "it waits until the other admission checks are Ready")
             case Step.PLAN:
                 self._plan(workload, known)
@@ -275,15 +289,36 @@ class AdmissionCheckController:
             case _:
                 self._serve(workload, known)
 
+    def _step_for(self, workload: Workload) -> Step:
+        """Return what a workload needs. An old size keeps its seats until the larger one has seats, though Kueue finishes it before."""
+        step = step_for(workload, self._names)
+        return Step.SERVE if step is Step.IGNORE and workload.is_admitted and workload.key in self._growing else step
+
+    def _is_of_old_size(self, hold: Hold | None, workload: Workload) -> bool:
+        """Whether seats are those of the size that a workload replaces."""
+        replaced = self._objects.workloads.by_key.get((workload.namespace, workload.replaces))
+        return hold is not None and replaced is not None and replaced.uid == hold.workload_uid
+
+    def _forget(self, workload: Workload, hold: Hold | None) -> None:
+        """Release the seats under a workload's name, except those of a larger size of its elastic job."""
+        if hold is not None and (hold.workload_uid == workload.uid or not self._is_of_later_slice(hold, workload)):
+            self._context.workload_seats.drop(workload.hold_key)
+        self._known.pop(workload.key, None)
+
+    def _is_of_later_slice(self, hold: Hold, workload: Workload) -> bool:
+        """Whether seats under a workload's name are those of a larger size of its elastic job."""
+        found = (other for other in self._objects.workloads.by_key.values() if other.uid == hold.workload_uid)
+        return any(other.hold_key == workload.hold_key and other.replaces and other.name != workload.replaces for other in found)
+
     def _plan(self, workload: Workload, known: _Known) -> None:
         """Hold seats and answer Ready, or stay Pending with the reason."""
-        now, hold = self._now(), self._context.workload_seats.get(workload.key)
+        now, hold = self._now(), self._context.workload_seats.get(workload.hold_key)
         if hold is not None and known.version == workload.version and self._context.workload_seats.mend(hold):
             self._answer_ready(workload, hold.seats)  # there was no reply to the first answer, and it did not arrive
             return
         if hold is not None or known.is_served:
             # The answer was refused, or it was for a reservation whose end the watch did not show by itself: its pods may have come.
-            self._context.workload_seats.drop(workload.key)
+            self._context.workload_seats.drop(workload.hold_key)
             known = self._known[workload.key] = _Known(workload.uid, known.since if hold is not None and not known.is_served else now)
         if now < known.not_before or not self._may_fit(known):
             self._give_up(workload, known)
@@ -340,20 +375,20 @@ class AdmissionCheckController:
     def _keep(self, workload: Workload, known: _Known) -> None:
         """Keep the seats of a workload with the answer Ready until it is admitted; take the answer back if they end."""
         now, holds = self._now(), self._context.workload_seats
-        hold = holds.get(workload.key)
+        hold = holds.get(workload.hold_key)
         if hold is None or not holds.mend(hold):
-            holds.drop(workload.key)
+            holds.drop(workload.hold_key)
             if not self._needs_none(workload, known) and not self._restore(workload, known):
                 self._answer(workload, State.PENDING, "its seats were lost")
         elif now >= hold.deadline:
-            holds.drop(workload.key)
+            holds.drop(workload.hold_key)
             known.not_before = now + HOLD_SECONDS
             self._telemetry.workload_seats_expired.inc()
             self._answer(workload, State.PENDING, f"its seats were held for {HOLD_SECONDS:.0f} s, and it was not admitted")
 
     def _serve(self, workload: Workload, known: _Known) -> None:
         """Keep the seats of an admitted workload until its pods have come, or for HOLD_SECONDS after the latest one."""
-        now, hold = self._now(), self._context.workload_seats.get(workload.key)
+        now, hold = self._now(), self._context.workload_seats.get(workload.hold_key)
         if not known.is_served:
             known.is_served = True
             if hold is not None:
@@ -366,7 +401,7 @@ class AdmissionCheckController:
         if len(hold.pods) > hold.came:
             hold.came, hold.deadline = len(hold.pods), now + HOLD_SECONDS
         if not hold.seats:
-            self._context.workload_seats.drop(workload.key)
+            self._context.workload_seats.drop(workload.hold_key)
         elif now >= hold.deadline:
             self._expire(workload, hold)
         else:
@@ -374,7 +409,7 @@ class AdmissionCheckController:
 
     def _expire(self, workload: Workload, hold: Hold) -> None:
         """End the seats of an admitted workload whose pods do not come."""
-        self._context.workload_seats.end(workload.key, self._now() + LATE_SECONDS)
+        self._context.workload_seats.end(workload.hold_key, self._now() + LATE_SECONDS)
         self._telemetry.workload_seats_expired.inc()
         if not hold.pods and not hold.is_rebuilt and not self._has_pods(workload):
             self._answer(workload, State.RETRY, f"no pod came to its seats within {HOLD_SECONDS:.0f} s")
@@ -385,7 +420,7 @@ class AdmissionCheckController:
 
     def _hold(self, workload: Workload, seats: list[Seat], *, is_rebuilt: bool = False) -> None:
         hold = Hold(workload.uid, seats, self._now() + HOLD_SECONDS, is_rebuilt=is_rebuilt)
-        self._context.workload_seats.put(workload.key, hold)
+        self._context.workload_seats.put(workload.hold_key, hold)
 
     def _needs_none(self, workload: Workload, known: _Known) -> bool:
         demands = self._demands(workload, known)
@@ -415,21 +450,20 @@ class AdmissionCheckController:
     def _bound_nodes(self, workload: Workload, pod_set: PodSet) -> list[str]:
         """Return the nodes of the pods of a pod set that are bound: they need no seat.
 
-        The watch may still show pods of an earlier reservation. They are older than the present one. Of a workload that is not admitted, a
-        pod from the same second is not counted: it may be one of those.
+        The watch may still show pods of an earlier reservation. They are older than the present one.
         """
         state = self._context.state
         if self._bound is None or self._bound_at != state.freed_count:
             self._bound, self._bound_at = _bound_pods(state.pods.values()), state.freed_count
-        found = list(self._bound.get((workload.namespace, workload.name, pod_set.name), ()))
+        found = list(self._bound.get((*workload.hold_key, pod_set.name), ()))
         if not found and len(workload.pod_sets) == 1:
             found = [pod for uid in workload.owner_uids for pod in self._bound.get((workload.namespace, uid, ""), ())]
-        since = workload.reserved_at if workload.is_admitted else workload.reserved_at + 1
+        since = workload.own_pods_since
         return [pod.node_name for pod in found if (pod.created_at or 0.0) >= since]
 
     def _has_pods(self, workload: Workload) -> bool:
         """Whether any pod of a workload exists."""
-        texts = {hold_text(workload.name, pod_set.name) for pod_set in workload.pod_sets}
+        texts = {hold_text(workload.hold_name, pod_set.name) for pod_set in workload.pod_sets}
         return any(
             pod.namespace == workload.namespace
             and (_hold_of(pod) in texts or pod.controller_uid in workload.owner_uids or pod.uid in workload.owner_uids)
@@ -444,7 +478,7 @@ class AdmissionCheckController:
 
     def _answer_ready(self, workload: Workload, seats: list[Seat]) -> None:
         pod_sets = dict.fromkeys(seat.pod_set for seat in seats)
-        holds = {name: hold_text(workload.name, name) for name in pod_sets}
+        holds = {name: hold_text(workload.hold_name, name) for name in pod_sets}
         self._answer(workload, State.READY, encode_seats(self._context.state, seats), holds)
 
     def _answer(self, workload: Workload, state: State, message: str, holds: Mapping[str, str] | None = None) -> None:
@@ -470,7 +504,7 @@ class AdmissionCheckController:
             logger.warning("an answer to Kueue was refused: %s", exc, extra=_extra(workload))
             known.not_before = self._now() + REFUSED_SECONDS
             if answer.state is State.READY:
-                self._context.workload_seats.drop(workload.key)
+                self._context.workload_seats.drop(workload.hold_key)
             return
         except KubeApiError as exc:
             logger.warning("an answer to Kueue has no outcome yet: %s", exc, extra=_extra(workload))

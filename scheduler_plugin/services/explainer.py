@@ -18,8 +18,10 @@ from aliquot.contract.model import PodRequest
 from scheduler_plugin.core.cluster.gang import gang_of_pod
 from scheduler_plugin.core.cluster.journal import Rules, Snapshot, snapshot_of
 from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.explain.one import count_reasons
 from scheduler_plugin.core.explain.replay import recorded
 from scheduler_plugin.core.explain.why import Start, Why, completed, explain_pod
+from scheduler_plugin.core.fit.kube_filters import Scope
 from scheduler_plugin.extender.context import ExtenderContext
 
 ALLOWED_PER_SECOND: Final = 2.0
@@ -70,12 +72,30 @@ class Explainer:
         decision, gang = self._context.decisions.by_uid.get(pod.uid), gang_of_pod(pod)
         asked = None if decision is None else decision.asked
         generation, age_seconds = self._as_of()
+        if pod.claims and pod.gpu is None:
+            why = self._claimed(pod)
+            return msgspec.structs.replace(why, generation=generation, age_seconds=age_seconds)
         request = self._context.verdicts.requests.of(pod)
         why, questions = explain_pod(self._context.state, self._context.verdicts.shapes, self._rules.default_policy, pod, asked, request)
         why = msgspec.structs.replace(why, generation=generation, age_seconds=age_seconds)
         found = await asyncio.to_thread(questions.answered)
         why = msgspec.structs.replace(why, start=self._start(pod), held=self._held(pod, why))
         return completed(why, found, *(("", "") if gang is None else self._context.gangs.explain(pod, gang)))
+
+    def _claimed(self, pod: PodFacts) -> Why:
+        """Explain a pod with ResourceClaims: kube-scheduler only says that it cannot allocate all claims."""
+        claims, name = self._context.claims, f"{pod.namespace}/{pod.name}"
+        if pod.node_name:
+            return Why(name, pod.uid, pod.node_name, claims.devices_of(pod))
+        query = claims.query(pod)
+        if isinstance(query, str):
+            return Why(name, pod.uid, refusal=query)
+        state, scope = self._context.state, Scope.of(self._context.state)
+        verdict = claims.judge(pod, query)
+        with state.without(pod.uid):
+            state.columns.derive()
+            fitting, reasons = count_reasons(state, verdict, query.demand, scope)
+        return Why(name, pod.uid, nodes=state.node_count, fitting=fitting, reasons=reasons, gates=pod.gates, by_claims=True)
 
     def _start(self, pod: PodFacts) -> Start | None:
         """Return when a pod probably starts, if room is held for it."""

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from aliquot import contract
 from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.core.cluster.hold_uids import is_of_claim
 from scheduler_plugin.core.cluster.state import ClusterState, Stage
 from scheduler_plugin.core.score.cost import FRAG_PPM
 from scheduler_plugin.errors import NotReadyError, WireError
@@ -177,8 +178,9 @@ class _StateCollector(Collector):
         yield _gauge("nodes", "Nodes with a GPU inventory.", state.node_count)
         yield _gauge("unaccounted_pods", "Bound GPU pods without a valid assignment annotation.", len(state.unaccounted))
         held = GaugeMetricFamily(f"{_PREFIX}reservations", "Reservations of pods that are not bound yet, by stage.", labels=["stage"])
+        of_pods = [one.stage for one in state.reservations.values() if not is_of_claim(one.pod_uid)]
         for stage in Stage:
-            held.add_metric([stage.name.lower()], sum(reservation.stage is stage for reservation in state.reservations.values()))
+            held.add_metric([stage.name.lower()], of_pods.count(stage))
         yield held
         live = columns.present[: columns.rows]
         capacity = max(1, int(columns.capacity_mib[: columns.rows].sum()))

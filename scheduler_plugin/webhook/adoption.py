@@ -78,12 +78,20 @@ def becomes(patch: Sequence[Mapping[str, Any]], pod: Mapping[str, Any]) -> str:
 def _change(path: str, value: Any, pod: Mapping[str, Any]) -> Iterator[str]:
     _, part, *rest = path.split("/")
     if part == "metadata" and rest == ["annotations"]:
-        before = (pod.get("metadata") or {}).get("annotations") or {}
-        ours = {name: text for name, text in value.items() if name.startswith(contract.ANNOTATION_PREFIX)}
-        yield from (f"{name}: {json.dumps(text)}" for name, text in sorted(ours.items()) if before.get(name) != text)
+        yield from _changed_annotations((pod.get("metadata") or {}).get("annotations") or {}, value)
     elif part == "spec" and rest[-1] == "resources":
-        limits = {name: amount for name, amount in (value.get("limits") or {}).items() if name.startswith(f"{contract.RESOURCE_DOMAIN}/")}
         container = pod["spec"][rest[0]][int(rest[1])].get("name", "")
-        yield f"{container}: " + (", ".join(f"{name}: {amount}" for name, amount in sorted(limits.items())) or "no GPU")
+        yield f"{container}: {_gpu_limits(value)}"
     elif part == "spec" and rest == ["schedulerName"]:
         yield f"schedulerName: {value}"
+
+
+def _changed_annotations(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    for name, text in sorted(after.items()):
+        if name.startswith(contract.ANNOTATION_PREFIX) and before.get(name) != text:
+            yield f"{name}: {json.dumps(text)}"
+
+
+def _gpu_limits(resources: Mapping[str, Any]) -> str:
+    limits = sorted((resources.get("limits") or {}).items())
+    return ", ".join(f"{name}: {amount}" for name, amount in limits if name.startswith(f"{contract.RESOURCE_DOMAIN}/")) or "no GPU"

@@ -4,7 +4,7 @@
 Invariant: the original is never changed. The patch has only the parts that changed, each as a whole.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -81,7 +81,7 @@ class DraftContainer:
         resources = original.get("resources") or {}
         self.limits: dict[str, str] = _texts(resources.get("limits"))
         self.requests: dict[str, str] = _texts(resources.get("requests"))
-        self.claims: list[Json] = [dict(claim) for claim in resources.get("claims") or ()]
+        self.claims = _copies(resources.get("claims"))
         self.env: list[Json] = deepcopy(list(original.get("env") or ()))
 
     def take(self, resource: str) -> str | None:
@@ -146,8 +146,8 @@ class Draft:
         self.annotations: dict[str, str] = dict(self._metadata.get("annotations") or {})
         self.labels: dict[str, str] = dict(self._metadata.get("labels") or {})
         self.containers = [DraftContainer(*found) for found in _containers(self._spec)]
-        self.tolerations: list[Json] = [dict(entry) for entry in self._spec.get("tolerations") or ()]
-        self.resource_claims: list[Json] = [dict(claim) for claim in self._spec.get("resourceClaims") or ()]
+        self.tolerations = _copies(self._spec.get("tolerations"))
+        self.resource_claims = _copies(self._spec.get("resourceClaims"))
         self.scheduler_name = self._spec.get("schedulerName") or ""
         self.node_name = self._spec.get("nodeName") or ""
         self.priority_class = self._spec.get("priorityClassName") or ""
@@ -214,25 +214,37 @@ class Draft:
 
     def patch(self) -> list[Json]:
         """Return the JSON patch from the original to the draft."""
-        operations: list[Json] = []
-        if self.annotations != (self._metadata.get("annotations") or {}):
-            operations.append({"op": "add", "path": "/metadata/annotations", "value": self.annotations})
-        if self.labels != (self._metadata.get("labels") or {}):
-            operations.append({"op": "add", "path": "/metadata/labels", "value": self.labels})
-        if self.priority_class != (self._spec.get("priorityClassName") or ""):
-            operations.append({"op": "add", "path": "/spec/priorityClassName", "value": self.priority_class})
-            # The API server has filled them in by the class that the pod did not name. It does so again after the webhooks.
-            computed = (name for name in _BY_PRIORITY_CLASS if self._spec.get(name) is not None)
-            operations.extend({"op": "add", "path": f"/spec/{name}", "value": None} for name in computed)
-        if self.scheduler_name != (self._spec.get("schedulerName") or ""):
-            operations.append({"op": "add", "path": "/spec/schedulerName", "value": self.scheduler_name})
-        if self.tolerations != list(self._spec.get("tolerations") or ()):
-            operations.append({"op": "add", "path": "/spec/tolerations", "value": self.tolerations})
-        if self.resource_claims != list(self._spec.get("resourceClaims") or ()):
-            operations.append({"op": "add", "path": "/spec/resourceClaims", "value": self.resource_claims})
+        operations = [
+            *_set_if_changed("/metadata", self._metadata, {"annotations": self.annotations, "labels": self.labels}),
+            *self._set_priority_class(),
+            *_set_if_changed(
+                "/spec",
+                self._spec,
+                {"schedulerName": self.scheduler_name, "tolerations": self.tolerations, "resourceClaims": self.resource_claims},
+            ),
+        ]
         for container in self.containers:
             operations.extend(container.changes())
         return operations
+
+    def _set_priority_class(self) -> Iterator[Json]:
+        changed = list(_set_if_changed("/spec", self._spec, {"priorityClassName": self.priority_class}))
+        yield from changed
+        if changed:
+            # The API server has filled them in by the class that the pod did not name. It does so again after the webhooks.
+            computed = (name for name in _BY_PRIORITY_CLASS if self._spec.get(name) is not None)
+            yield from ({"op": "add", "path": f"/spec/{name}", "value": None} for name in computed)
+
+
+def _copies(entries: Iterable[Mapping[str, Any]] | None) -> list[Json]:
+    return [dict(entry) for entry in entries or ()]
+
+
+def _set_if_changed(path: str, original: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[Json]:
+    """Yield the operations that set the fields with another value than the original. An absent field equals an empty one."""
+    for name, value in fields.items():
+        if (original.get(name) or type(value)()) != value:
+            yield {"op": "add", "path": f"{path}/{name}", "value": value}
 
 
 def _check_form(pod: Mapping[str, Any]) -> None:

@@ -175,7 +175,9 @@ class Normaliser:
         return Outcome(patch=tuple(draft.patch()), warnings=tuple(draft.warnings), templates=templates)
 
     def _remove_annotations(self, draft: Draft) -> None:
-        found = [name for name in self.removed_annotations if draft.annotations.pop(name, None) is not None]
+        # Kueue writes the hold into the template of the pod's controller, and a copy has no controller.
+        held = () if draft.controller or not self.removed_annotations else (contract.ANNOTATION_HOLD,)
+        found = [name for name in (*self.removed_annotations, *held) if draft.annotations.pop(name, None) is not None]
         if found:
             draft.warnings.append(
                 f"annotation {', '.join(found)} is removed: only the scheduler may set it, and this pod is a copy of another"

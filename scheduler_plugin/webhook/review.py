@@ -21,9 +21,12 @@ import msgspec
 
 from aliquot import contract
 from aliquot.contract.errors import quote
+from aliquot.contract.model import Allocation
+from aliquot.placement.request import RequestError
 from scheduler_plugin.core.claims.templates import ClaimTemplate
 from scheduler_plugin.errors import WireError
 from scheduler_plugin.webhook.adoption import becomes
+from scheduler_plugin.webhook.allocation import AllocationRule
 from scheduler_plugin.webhook.grouper import Grouper
 from scheduler_plugin.webhook.groups import Finding
 from scheduler_plugin.webhook.normalise import Normaliser, Outcome
@@ -73,6 +76,7 @@ class Reviews:
         count_adoption: Callable[[str, str], None] = lambda _system, _outcome: None,
         grouper: Callable[[Normaliser], Grouper] | None = None,
         claims: ClaimTemplateMaker | None = None,
+        allocation: AllocationRule | None = None,
     ) -> None:
         """Make them.
 
@@ -81,7 +85,9 @@ class Reviews:
             count_adoption: called with another system and what became of its pod.
             grouper: makes what finds gangs in other objects, under some rules; None if they are not found there.
             claims: makes what pods with claims need; None where no amounts become claims.
+            allocation: which pods' amounts become claims; None: all.
         """
+        self._allocation = allocation
         self._claims = claims
         self._adopting = replace(normaliser, adopts=True)
         self._ours = replace(normaliser, adopts=False)
@@ -134,11 +140,11 @@ class Reviews:
 
     async def validate(self, body: bytes) -> bytes:
         """Reply to a validating review of a pod of a namespace that is not adopted. Raises WireError."""
-        return self._validate(body, self._ours)
+        return await self._validate(body, self._ours)
 
     async def validate_adopted(self, body: bytes) -> bytes:
         """Reply to a validating review of a pod of an adopted namespace. Raises WireError."""
-        return self._validate(body, self._adopting)
+        return await self._validate(body, self._adopting)
 
     async def templates(self, body: bytes) -> bytes:
         """Reply to a mutating review of an object with pod templates in a namespace that is not adopted. Raises WireError."""
@@ -162,11 +168,24 @@ class Reviews:
         grouper = self._groupers.get(normaliser.adopts)
         return None if grouper is None or request.object is None else await grouper.find(request.object, request.namespace)
 
+    async def _rules_for(self, pod: Mapping[str, Any], namespace: str, normaliser: Normaliser) -> Normaliser:
+        """Return the rules for a pod, which may not turn its amounts into claims. Raises RequestError."""
+        if self._allocation is None or not normaliser.as_claims or not replace(normaliser, as_claims=False).admit(pod).is_gpu_pod:
+            return normaliser
+        return replace(normaliser, as_claims=await self._allocation.of(pod, namespace) is Allocation.DRA)
+
+    async def _admit(self, pod: Mapping[str, Any], request: _Request, normaliser: Normaliser) -> Outcome:
+        try:
+            rules = await self._rules_for(pod, request.namespace, normaliser)
+        except RequestError as exc:
+            return Outcome(refusal=str(exc))
+        return rules.admit(pod, await self._find_gang(normaliser, request))
+
     async def _mutate(self, body: bytes, normaliser: Normaliser) -> bytes:
         request = _decode(body)
         if request.operation != "CREATE" or request.object is None:
             return self._answer(request.uid, "untouched")
-        outcome = normaliser.admit(request.object, await self._find_gang(normaliser, request))
+        outcome = await self._admit(request.object, request, normaliser)
         if outcome.templates and self._claims is not None and not request.dry_run:
             outcome = replace(outcome, refusal=await self._claims.ensure(request.namespace, outcome.templates))
         name = _name_of(outcome)
@@ -175,11 +194,16 @@ class Reviews:
         patch = () if outcome.refusal else outcome.patch
         return self._answer(request.uid, name, refusal=outcome.refusal, patch=patch, warnings=outcome.warnings)
 
-    def _validate(self, body: bytes, normaliser: Normaliser) -> bytes:
+    async def _validate(self, body: bytes, normaliser: Normaliser) -> bytes:
         request = _decode(body)
         if request.object is None:
             return self._answer(request.uid, "untouched")
-        refusal = _reserved(request) or (_unready(normaliser, request.object) if request.operation == "CREATE" else "")
+        refusal = _reserved(request)
+        if not refusal and request.operation == "CREATE":
+            try:
+                refusal = _unready(await self._rules_for(request.object, request.namespace, normaliser), request.object)
+            except RequestError as exc:
+                refusal = str(exc)
         return self._answer(request.uid, "refused" if refusal else "valid", refusal=refusal)
 
     def _answer(

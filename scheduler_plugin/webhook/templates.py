@@ -139,13 +139,9 @@ class Templates:
         if known is None or (_is_controlled(found) and not known.controlled):
             return UNTOUCHED
         owner = {"kind": known.controller, "name": _name(found), "controller": True}
-        before = {place.pointer: place for place in _places(known, old)} if old is not None else {}
         operations: list[Json] = []
         warnings: list[str] = []
-        for place in _places(known, found):
-            was = before.get(place.pointer)
-            if was is not None and was.value == place.value:
-                continue
+        for place, was in _changed_places(known, found, old):
             outcome = self._rewrite(place.pod(owner), was.pod(owner) if was is not None else None)
             operations += place.operations(outcome.patch)
             warnings += [text for text in _warnings(outcome, place) if text not in warnings]
@@ -231,6 +227,15 @@ def _places(kind: TemplateKind, found: Mapping[str, Any]) -> Iterator[_Place]:
     for paths, bare in ((kind.paths, False), (kind.resources, True)):
         for path in paths:
             yield from (_Place(pointer, value, bare) for pointer, value in _walk(found, path.split("/"), ""))
+
+
+def _changed_places(kind: TemplateKind, found: Mapping[str, Any], old: Mapping[str, Any] | None) -> Iterator[tuple[_Place, _Place | None]]:
+    """Yield the places that are new or differ from those of the old object, with the old place if there was one."""
+    before = {place.pointer: place for place in _places(kind, old)} if old is not None else {}
+    for place in _places(kind, found):
+        was = before.get(place.pointer)
+        if was is None or was.value != place.value:
+            yield place, was
 
 
 def _walk(value: Any, steps: Sequence[str], pointer: str) -> Iterator[tuple[str, Json]]:

@@ -160,7 +160,10 @@ _VOLCANO = (
     *_of("Volcano", Kind.ANNOTATION, _T, "as HAMi's `vgpu-mode`", "volcano.sh/vgpu-mode"),
     *_of("Volcano", Kind.ANNOTATION, _T, "`aliquot.dev/gpu-uuid`", "volcano.sh/vgpu-use-gpuuuid"),
     *_of("Volcano", Kind.ANNOTATION, _T, "`aliquot.dev/gpu-uuid-not`", "volcano.sh/vgpu-nouse-gpuuuid"),
-    *_of("Volcano", Kind.ANNOTATION, _L, f"use {contract.ANNOTATION_PLACEMENT}", "volcano.sh/vgpu-podgroup-policy"),
+    *_of(
+        "Volcano", Kind.ANNOTATION, _L, f"use {contract.ANNOTATION_PLACEMENT}", "volcano.sh/vgpu-podgroup-policy",
+        "volcano.sh/resource-strategy-scoring-type", "volcano.sh/resource-strategy-weight",
+    ),
     *_of(
         "Volcano", Kind.ANNOTATION, _T, _GANG_OR_READ, "scheduling.volcano.sh/group-name", "scheduling.k8s.io/group-name",
         "scheduling.volcano.sh/group-min-member",

@@ -15,6 +15,7 @@ from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.adapters.clock import SystemClock
 from scheduler_plugin.adapters.kube_watch import Stream
 from scheduler_plugin.core.admit.nodes import NodeFacts, Taint
+from scheduler_plugin.core.claims.pools import decode_claim
 from scheduler_plugin.core.cluster.budgets import Budget
 from scheduler_plugin.core.cluster.domains import place_labels
 from scheduler_plugin.core.cluster.journal import Rules
@@ -31,6 +32,7 @@ from scheduler_plugin.core.cluster.objects import (
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.extender.context import ExtenderContext
+from scheduler_plugin.services.claim_watch import ClaimWatch, decode_object
 from scheduler_plugin.services.cluster_watch import ClusterWatch, NamedHost
 from scheduler_plugin.settings import Settings
 
@@ -38,6 +40,7 @@ PODS_PATH: Final = "/api/v1/pods?fieldSelector=status.phase%21%3DSucceeded%2Csta
 NODES_PATH: Final = "/api/v1/nodes"
 BUDGETS_PATH: Final = "/apis/policy/v1/poddisruptionbudgets"
 GPU_NODES_PATH: Final = f"/apis/{gpunode.API_VERSION}/{contract.GPU_NODE_PLURAL}"
+RESOURCES_PATH: Final = "/apis/resource.k8s.io/v1"
 YOUNG_OBJECTS: Final = 20_000
 """The garbage collector runs when there are this many more objects than at its last run."""
 
@@ -69,13 +72,26 @@ def make_cluster(settings: Settings, connection: KubeConnection) -> Cluster:
     watch.on_nominated = context.reservations.follow_nomination
     watch.on_synced = settle_memory
     pods = Stream("pods", PODS_PATH, decode_pod, connection, watch.pods)
-    streams = (
+    streams: Sequence[Stream[Any]] = (
         Stream("gpunodes", GPU_NODES_PATH, gpunode.decode_gpu_node, connection, watch.inventories),
         Stream("nodes", NODES_PATH, decode_full_host if Gate.ADMISSION_CHECK in settings.gates else decode_host, connection, watch.hosts),
         Stream("poddisruptionbudgets", BUDGETS_PATH, decode_budget, connection, watch.budgets),
         pods,
+        *claim_streams(settings, connection, context),
     )
     return Cluster(clock, rules, context, watch, pods, streams)
+
+
+def claim_streams(settings: Settings, connection: KubeConnection, context: ExtenderContext) -> "Sequence[Stream[Any]]":
+    """Construct the streams of what kube-scheduler allocates by ResourceClaims; none while the feature gate is closed."""
+    if Gate.DYNAMIC_RESOURCE_ALLOCATION not in settings.gates:
+        return ()
+    watch = ClaimWatch(context.claims)
+    return (
+        Stream("resourceslices", f"{RESOURCES_PATH}/resourceslices", decode_object, connection, watch.slices),
+        Stream("deviceclasses", f"{RESOURCES_PATH}/deviceclasses", decode_object, connection, watch.classes),
+        Stream("resourceclaims", f"{RESOURCES_PATH}/resourceclaims", decode_claim, connection, watch.claims),
+    )
 
 
 def settle_memory() -> None:

@@ -13,6 +13,7 @@ from scheduler_plugin.core.cluster.decisions import Decision
 from scheduler_plugin.extender.bind import Binder
 from scheduler_plugin.services.backfiller import Backfiller
 from scheduler_plugin.services.claim_templates import ClaimTemplates
+from scheduler_plugin.services.claim_watch import ClaimRetry
 from scheduler_plugin.services.cluster_metrics import ClusterCollector
 from scheduler_plugin.services.cluster_watch import Source
 from scheduler_plugin.services.consolidator import Consolidator, Scope
@@ -52,10 +53,12 @@ class Scheduling:
     """None if its feature gate is closed."""
     templates: ClaimTemplates | None
     """None where vGPUs do not become claims."""
+    claims: ClaimRetry | None
+    """None where ResourceClaims are not read."""
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """Return the loops to run."""
-        acting = (self.preemptor, self.consolidator, self.backfiller, self.templates)
+        acting = (self.preemptor, self.consolidator, self.backfiller, self.templates, self.claims)
         parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, *acting)
         return [part.run() for part in parts if part is not None]
 
@@ -99,6 +102,8 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
         holding = Backfiller(context, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, settings.scheduler_name)
         watch.on_ended = holding.learn
     templates = ClaimTemplates(KubeTemplates(connection), cluster.clock, lambda: leaders.decides) if settings.translate_to_claims else None
+    reads_claims = Gate.DYNAMIC_RESOURCE_ALLOCATION in settings.gates
+    claims = ClaimRetry(context, pods, lambda: leaders.decides) if reads_claims else None
     return Scheduling(
-        telemetry, binder, explainer, retry, events, succeeded, restarts, times, new_victims, acting, moving, holding, templates
+        telemetry, binder, explainer, retry, events, succeeded, restarts, times, new_victims, acting, moving, holding, templates, claims
     )

@@ -28,6 +28,7 @@ from scheduler_plugin.ports import ObjectApi
 from scheduler_plugin.services.claim_templates import ClaimTemplates
 from scheduler_plugin.services.telemetry import Call, Telemetry
 from scheduler_plugin.settings import Answer, GangsFromOwners, Settings
+from scheduler_plugin.webhook.allocation import AllocationRule
 from scheduler_plugin.webhook.amounts import HAMI, Options
 from scheduler_plugin.webhook.grouper import Grouper
 from scheduler_plugin.webhook.normalise import Normaliser
@@ -101,7 +102,8 @@ def webhook_verbs(
         return Grouper(rules, objects, context.clock.monotonic, for_all=settings.gangs_from_owners is GangsFromOwners.ALL)
 
     found_in_owners = grouper if normaliser.options.gangs_from_owners else None
-    return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption, found_in_owners, templates).by_path()
+    rule = AllocationRule(lambda: (node.allocation for node in context.state.gpu_nodes()), objects, context.clock.monotonic)
+    return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption, found_in_owners, templates, rule).by_path()
 
 
 def make_normaliser(settings: Settings, state: ClusterState) -> Normaliser:

@@ -3,6 +3,7 @@
 
     python -m tests.bench.peer_manifests HAMi=DIR KAI=DIR …        DIR: a checkout of the system, or any directory with manifests
     python -m tests.bench.peer_manifests --list HAMi=DIR           also names each pod that is not right
+    python -m tests.bench.peer_manifests --adopt-nvidia-gpu …      with that setting: whole nvidia.com/gpu become ours too
 
 It reads every pod in the YAML files and in the fenced blocks of the Markdown files, and sends it to admission as the API server would. It
 compares the result with what the system's documents say the words mean (``Meaning``, written without the webhook's code), in three
@@ -138,12 +139,15 @@ def as_pod(metadata: Json, spec: Json, kind: str, name: str) -> Json:
 # --- what a pod means -----------------------------------------------------------------------------------------------------
 
 
-def meanings(pod: Json) -> dict[str, Meaning]:
-    """Return what each container asks of NVIDIA GPUs in words that are translated; without those that stay with their owner."""
+def meanings(pod: Json, *, adopts: bool = False) -> dict[str, Meaning]:
+    """Return what each container asks of NVIDIA GPUs in words that are translated; without those that stay with their owner.
+
+    Args: adopts: whether plain nvidia.com/gpu is translated too.
+    """
     annotations, spec = pod["metadata"]["annotations"], pod["spec"]
     containers = [one for group in ("initContainers", "containers") for one in spec.get(group) or () if isinstance(one, dict)]
     by_mig = "mig" in (annotations.get("nvidia.com/vgpu-mode"), annotations.get("volcano.sh/vgpu-mode"))
-    found = {str(one.get("name", "")): meaning for one in containers if (meaning := per_gpu(one, by_mig)) is not None}
+    found = {str(one.get("name", "")): meaning for one in containers if (meaning := per_gpu(one, by_mig, adopts=adopts)) is not None}
     if {"gpu-fraction", "gpu-memory"} & annotations.keys() and containers:
         first = str(spec["containers"][0].get("name", "")) if spec["containers"] else ""
         count = int(annotations.get("gpu-fraction-num-devices", "1"))
@@ -157,7 +161,7 @@ def meanings(pod: Json) -> dict[str, Meaning]:
     return found
 
 
-def per_gpu(container: Json, by_mig: bool) -> Meaning | None:
+def per_gpu(container: Json, by_mig: bool, *, adopts: bool = False) -> Meaning | None:
     """Read the resources of a system with amounts per GPU; None for a container that asks in no such words."""
     resources = container.get("resources") or {}
     limits = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
@@ -165,7 +169,7 @@ def per_gpu(container: Json, by_mig: bool) -> Meaning | None:
         amounts = {key: number(limits[name]) for key, name in (("mib", memory), ("percent", percent), ("cores", cores)) if name in limits}
         if count == "nvidia.com/vgpu-number" and count not in limits:
             continue
-        if not amounts and (count not in limits or count == "nvidia.com/gpu"):
+        if not amounts and (count not in limits or (count == "nvidia.com/gpu" and not adopts)):
             continue
         if number(limits.get(count, 1)) == 0:
             return None
@@ -199,11 +203,11 @@ def asks_nvidia(pod: Json) -> bool:
 # --- comparing -------------------------------------------------------------------------------------------------------------
 
 
-def verdict(found: Found, sizes: tuple[int, ...]) -> str:
-    """Return ``right``, or what is wrong: ``refused: …``, ``wrong: …`` or ``silent: …``."""
+def verdict(found: Found, sizes: tuple[int, ...], *, adopts: bool = False) -> str:
+    """Return ``right``, or what is wrong: ``refused: …``, ``wrong: …`` or ``silent: …``. Args: adopts: see ``meanings``."""
     profiles = PROFILES if sizes else {}
-    wanted = meanings(found.pod)
-    outcome = Normaliser(Options(lambda _: sizes, mig_profiles=lambda _: profiles)).admit(found.pod)
+    wanted = meanings(found.pod, adopts=adopts)
+    outcome = Normaliser(Options(lambda _: sizes, adopts, mig_profiles=lambda _: profiles)).admit(found.pod)
     if outcome.refusal:
         return f"refused: {outcome.refusal}"
     if not wanted:
@@ -291,8 +295,10 @@ def main(arguments: list[str]) -> int:
     if not named:
         print(__doc__, file=sys.stderr)
         return 2
+    adopts = "--adopt-nvidia-gpu" in arguments
     systems = {
-        name: [found for found in pods_in(Path(directory)) if readable(found) and asks_nvidia(found.pod)] for name, directory in named
+        name: [found for found in pods_in(Path(directory)) if readable(found, adopts=adopts) and asks_nvidia(found.pod)]
+        for name, directory in named
     }
     failed = False
     for cluster, sizes in CLUSTERS.items():
@@ -300,7 +306,7 @@ def main(arguments: list[str]) -> int:
         print("| system | pods | right | refused | wrong | lost in silence | shares | right |\n|---|---|---|---|---|---|---|---|")
         total: Counter[str] = Counter()
         for name, pods in systems.items():
-            verdicts = [(found, verdict(found, sizes)) for found in pods]
+            verdicts = [(found, verdict(found, sizes, adopts=adopts)) for found in pods]
             counts = counted(verdicts)
             total.update(counts)
             print(row(name, counts))
@@ -311,10 +317,10 @@ def main(arguments: list[str]) -> int:
     return int(failed)
 
 
-def readable(found: Found) -> bool:
+def readable(found: Found, *, adopts: bool = False) -> bool:
     """Whether the pod's amounts are numbers; documents also show placeholders."""
     try:
-        meanings(found.pod)
+        meanings(found.pod, adopts=adopts)
     except (ContractError, ValueError):
         return False
     return True

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import tempfile
-import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,12 +21,14 @@ import yaml
 from aliquot import contract
 from tests.e2e.cluster.cluster import Cluster, running_cluster
 from tests.e2e.cluster.host import KUBERNETES, UnavailableError, built_programs, operator_definitions
-from tests.e2e.cluster.paths import BUILD
+from tests.e2e.cluster.namespaces import cgroup_name
+from tests.e2e.cluster.paths import BUILD, RUN
 from tests.e2e.invariants import Invariants
 from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import AGENT_NAMESPACE, SIMULATED_OVERLAY, all_images, install, metrics
 
 _SCENARIO_SECONDS = 240
+_CLUSTERS = 2
 _WITHOUT_PRODUCT = {"bare", "without_product"}
 _LOG_SIZES = pytest.StashKey[Mapping[str, int]]()
 
@@ -45,6 +46,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "scale: the measurements on a thousand nodes (make e2e ARGS='-m scale')")
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """How many clusters share the scenarios: most of a scenario's time is waiting, so a second cluster halves the time of the run.
+
+    One process runs them all where there is one cluster for all (``KUBECONFIG``, or one that ``up`` left running), or where its
+    output is wanted as it comes (``-s``).
+    """
+    one = os.environ.get("KUBECONFIG") or config.getoption("capture") == "no" or Cluster().is_up()
+    return 0 if one else _CLUSTERS
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in (one for one in items if Path(__file__).parent in one.path.parents):
         if item.get_closest_marker("scale") is None:
@@ -58,18 +69,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @contextmanager
-def _or_end(what: str) -> Iterator[None]:
+def _or_end(request: pytest.FixtureRequest, what: str) -> Iterator[None]:
     """End the run where ``what`` cannot be had: two hundred scenarios would only say the same, one after the other."""
     try:
         yield
     except UnavailableError:
         raise  # this machine cannot; that is no failure
-    except Exception as exc:  # noqa: BLE001 - whatever it is, the run ends with it
-        pytest.exit(f"{what} cannot be had: {''.join(traceback.format_exception_only(exc))}", returncode=pytest.ExitCode.TESTS_FAILED)
+    except Exception:
+        request.session.shouldfail = f"{what} cannot be had"
+        raise
 
 
 @pytest.fixture(scope="session")
-def target() -> Iterator[Target]:
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     """The cluster under test, for the whole run."""
     named = os.environ.get("KUBECONFIG")
     if named:
@@ -78,7 +90,7 @@ def target() -> Iterator[Target]:
     before = _machine()
     with ExitStack() as cluster:
         try:
-            with _or_end("a cluster"):
+            with _or_end(request, "a cluster"):
                 local = cluster.enter_context(running_cluster())
         except UnavailableError as missing:
             pytest.skip(f"no cluster to test on: {missing}")
@@ -91,7 +103,7 @@ def _machine() -> set[str]:
     """What a careless cluster would leave: mounts, interfaces, cgroups, files at the usual places."""
     mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     interfaces = {str(path) for path in Path("/sys/class/net").iterdir()}
-    cgroups = {str(path) for path in Path("/sys/fs/cgroup").glob("**/aliquot-e2e")}
+    cgroups = {str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{cgroup_name(RUN)}")}
     files = {str(path) for folder in ("/var/lib", "/run", "/etc/cni", "/opt") for path in Path(folder).glob("*")}
     return mounts | interfaces | cgroups | files
 
@@ -105,19 +117,19 @@ def node(target: Target) -> Cluster:
 
 
 @pytest.fixture(scope="session")
-def supplied(target: Target) -> Target:
+def supplied(target: Target, request: pytest.FixtureRequest) -> Target:
     """The cluster with every image; one that is not ours must have them already (``python -m tests.e2e.cluster images`` makes them)."""
     if target.local is not None:
-        with _or_end("the images"):
+        with _or_end(request, "the images"):
             for archive in all_images():
                 target.local.import_image(archive)
     return target
 
 
 @pytest.fixture(scope="session")
-def product(supplied: Target) -> Kubectl:
+def product(supplied: Target, request: pytest.FixtureRequest) -> Kubectl:
     """The agent, installed from the manifests on simulated GPUs; kubectl for the objects of no namespace."""
-    with _or_end("the product, installed,"):
+    with _or_end(request, "the product, installed,"):
         install(supplied.kubectl)
     return supplied.kubectl
 

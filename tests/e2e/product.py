@@ -74,7 +74,8 @@ def kube_scheduler_image() -> Path:
 
 def all_images() -> list[Path]:
     """The archives of every image that the product and its scenarios need."""
-    return [*product_images(), kube_scheduler_image(), client_image(), musl_image()]
+    with images.one_process():
+        return [*product_images(), kube_scheduler_image(), client_image(), musl_image()]
 
 
 def install(kubectl: Kubectl) -> None:

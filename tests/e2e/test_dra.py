@@ -9,9 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from click.testing import CliRunner
 
 from aliquot import contract
+from aliquot_cli.__main__ import main
+from scheduler_plugin.core.cluster.reasons import NodeReason
+from scheduler_plugin.core.explain.why import Why
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.kubectl import Kubectl, KubectlError, Object, eventually
 from tests.e2e.product import (
@@ -96,11 +101,18 @@ def test_pods_of_one_claim_share_its_memory_and_survive_each_other(kubectl: Kube
     assert client.devices()[0]["total_bytes"] == 8 * GIB * MIB
 
 
-def test_claim_that_fits_no_gpu_waits_and_small_one_runs(kubectl: Kubectl) -> None:
-    kubectl.apply(claim("vast", request(memory="200Gi")), pod("waiting", {"main": None}, claim="vast"))
+def test_claim_that_fits_no_gpu_waits_with_sentence_and_small_one_runs(kubectl: Kubectl) -> None:
+    """kube-scheduler only says that it cannot allocate all claims."""
+    kubectl.apply(
+        claim("vast", request(memory="200Gi")), pod("waiting", {"main": None}, claim="vast", schedulerName=contract.SCHEDULER_NAME)
+    )
     eventually(lambda: "FailedScheduling" in str(kubectl.events("waiting")), "the scheduler to find no GPU")
-    kubectl.apply(claim("small", request(memory="1Gi")), pod("runs", {"main": None}, claim="small"))
+    assert f"1 {NodeReason.MEMORY.sentence}" in why(kubectl, "waiting").sentence
+    small = pod("runs", {"main": None}, claim="small", schedulerName=contract.SCHEDULER_NAME)
+    kubectl.apply(claim("small", request(memory="1Gi")), small)
     kubectl.wait_for_phase("runs", "Running", seconds=60)
+    [device] = Client(kubectl, "runs").devices()
+    assert why(kubectl, "runs").devices == (device["uuid"],)
 
 
 def test_allocation_of_another_writer_that_does_not_fit_is_refused(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
@@ -185,6 +197,25 @@ def test_next_agent_keeps_claims_and_releases_what_the_last_prepared(kubectl: Ku
     eventually(lambda: len(offered(product)) == GPUS, "the slices to be there", seconds=60)
     kubectl.apply(pod("again", {"main": None}, claim="kept"))
     kubectl.wait_for_phase("again", "Running", seconds=90)
+
+
+def test_update_of_agent_leaves_no_moment_without_driver(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
+    """T11: the next agent also releases what the last one prepared."""
+    kubectl.apply(claim("kept", request(memory="4Gi")), pod("kept", {"main": None}, claim="kept"))
+    kubectl.wait_for_phase("kept", "Running", seconds=60)
+    old = agent_pod(product, node_name)["metadata"]["uid"]
+    product.within(AGENT_NAMESPACE).run("rollout", "restart", "daemonset/aliquot-agent")
+    started: list[str] = []
+    while not another_agent_is_ready(product, node_name, old):
+        started.append(f"during-{len(started)}")
+        kubectl.apply(claim(started[-1], request(memory="1Gi")), pod(started[-1], {"main": None}, claim=started[-1]))
+        kubectl.wait_for_phase(started[-1], "Running", seconds=60)
+        assert len(offered(product)) == GPUS
+    assert [event for name in started for event in kubectl.events(name) if "FailedPrepare" in event] == []
+    kubectl.delete("pod", "kept")
+    eventually(lambda: not kubectl.get("resourceclaim", "kept")["status"].get("reservedFor"), "the claim to be free", seconds=60)
+    kubectl.apply(pod("again", {"main": None}, claim="kept"))
+    kubectl.wait_for_phase("again", "Running", seconds=60)
 
 
 def test_template_makes_claims_and_status_reports_their_devices(kubectl: Kubectl) -> None:
@@ -326,6 +357,13 @@ def claim(name: str, *requests: Object, parameters: Mapping[str, str] | None = N
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}, "spec": {"devices": devices}}
 
 
+def why(kubectl: Kubectl, pod: str) -> Why:
+    """What the scheduler says of a pod."""
+    found = CliRunner().invoke(main, ["why", f"{kubectl.namespace}/{pod}", "--kubeconfig", str(kubectl.kubeconfig), "-o", "json"])
+    assert found.exit_code == 0, found.output
+    return msgspec.json.decode(found.output, type=Why)
+
+
 def deployment(name: str, replicas: int, limits: Mapping[str, str]) -> Object:
     """A Deployment of pods that request vGPUs."""
     template = pod("", {"main": None}, claim="", limits=limits)
@@ -350,11 +388,13 @@ def pod(
     claim: str,
     command: Sequence[str] = HOLD_OPEN,
     limits: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> Object:
     """A pod with one claim.
 
     Args: containers: by name, the request that each container uses; None for the claim as a whole.
           limits: of each container; then the pod names no claim.
+          more: fields of the spec.
     """
     specs = [
         {
@@ -373,5 +413,6 @@ def pod(
         "terminationGracePeriodSeconds": 1,
         "containers": specs,
         **({} if limits else {"resourceClaims": [{"name": "gpu", "resourceClaimName": claim}]}),
+        **more,
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}

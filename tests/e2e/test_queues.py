@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kueue itself in front of our shares: it counts GPU memory and lets a job go in its turn, and our scheduler places what it let go."""
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +15,8 @@ import yaml
 from kubernetes.utils.quantity import parse_quantity
 
 from aliquot import contract
-from release.archive import write_archive
-from tests.e2e.cluster import images
 from tests.e2e.cluster.cluster import Cluster
-from tests.e2e.cluster.host import KUEUE, built_programs, module_source
-from tests.e2e.cluster.paths import BUILD
+from tests.e2e.controllers import KUEUE_CONTROLLER, installed
 from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import (
     CLIENT_IMAGE,
@@ -27,44 +27,32 @@ from tests.e2e.product import (
     Client,
     Slice,
     assigned_uuids,
+    with_components,
 )
 from tests.rendering import DEPLOY, EXAMPLES
 
 SHIPPED = DEPLOY / "kueue"
 CONFIGURATION = "controller_manager_config.yaml"
-IMAGE = "aliquot.test/kueue:e2e"
-SYSTEM = "kueue-system"
 QUEUE = "kueue.x-k8s.io/queue-name"
-NOBODY = 65532
 START_SECONDS = 90
 HALF_LIFE_SECONDS = 10
 WHOLE = Slice(GPU_MEMORY_MIB)
-CERTIFIED_SECONDS = 300
-"""Kueue is ready once kubelet has renewed the files of the Secret it wrote its certificate to: up to ninety seconds on an idle node."""
 
 
 @pytest.fixture(scope="module")
-def kueue(product: Kubectl, node: Cluster) -> Iterator[Kubectl]:
-    """The product together with Kueue, from Kueue's own manifests with our sections of its configuration; gone afterwards."""
-    rootfs = images.Rootfs(files={"manager": built_programs(KUEUE) / "kueue"})
-    archive = BUILD / "images/kueue.tar"
-    write_archive(archive, IMAGE, [rootfs.layer()], {"Entrypoint": ["/manager"], "User": str(NOBODY)})
-    node.import_image(archive)
-    objects = list(yaml.safe_load_all(product.run("kustomize", str(module_source(KUEUE.module) / "config/default"))))
-    [manager] = [item for item in objects if item["kind"] == "Deployment"]
-    manager["spec"]["template"]["spec"]["containers"][0].update(image=IMAGE, imagePullPolicy="IfNotPresent")
+def kueue(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[Kubectl]:
+    """The product with the admission check, and Kueue with our sections in its configuration; gone afterwards."""
+    with (
+        with_components(product, ["kueue"], scratch_in_tree),
+        installed(product, node, replace(KUEUE_CONTROLLER, configure=configure)),
+    ):
+        yield product
+
+
+def configure(objects: Sequence[Object]) -> None:
+    """Put our sections into Kueue's configuration."""
     [configuration] = [item["data"] for item in objects if item["kind"] == "ConfigMap" and CONFIGURATION in item["data"]]
     configuration[CONFIGURATION] = yaml.safe_dump({**yaml.safe_load(configuration[CONFIGURATION]), **our_sections()})
-    try:
-        product.run("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump_all(objects))
-        system = product.within(SYSTEM)
-        eventually(lambda: ready(system), "Kueue to be ready", seconds=CERTIFIED_SECONDS, otherwise=lambda: why_not_ready(system))
-        eventually(lambda: serves(product), "Kueue's webhooks to answer", seconds=START_SECONDS)
-        yield product
-    finally:
-        objects.sort(key=lambda item: "WebhookConfiguration" not in item["kind"])  # they refuse everybody's pods once Kueue is not there
-        text = yaml.safe_dump_all(objects)
-        product.run("delete", "--ignore-not-found", "--filename=-", stdin=text, timeout_seconds=START_SECONDS)
 
 
 def our_sections() -> Object:
@@ -87,38 +75,18 @@ def shipped(kubectl: Kubectl, name: str) -> Iterator[None]:
             kubectl.delete(f"{item['kind'].lower()}.kueue.x-k8s.io", item["metadata"]["name"])
 
 
-def ready(system: Kubectl) -> bool:
-    """Whether Kueue's one pod is ready."""
-    [deployment] = system.all("deployments")
-    return bool(deployment.get("status", {}).get("readyReplicas"))
-
-
-def why_not_ready(system: Kubectl) -> str:
-    """What there is to say of a Kueue that is not ready: its pods, and the last lines of each that ran."""
-    said = []
-    for pod in system.all("pods"):
-        name = pod["metadata"]["name"]
-        said.append(system.explain(name))
-        if pod["status"].get("containerStatuses", [{}])[0].get("containerID"):
-            said.append(system.logs(name, "--tail=12"))
-    return "\n".join(said)
-
-
-def serves(kubectl: Kubectl) -> bool:
-    """Whether Kueue takes objects: its certificate comes a moment after its pod."""
-    flavor = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ResourceFlavor", "metadata": {"name": "probe"}}
-    try:
-        kubectl.run("apply", "--dry-run=server", "--filename=-", stdin=yaml.safe_dump(flavor))
-    except AssertionError:
-        return False
-    return True
-
-
 @pytest.fixture
 def queue(kueue: Kubectl, kubectl: Kubectl) -> Iterator[list[Object]]:
-    """The example, unchanged except for its image; gone afterwards, its job first."""
+    """The example of a queue."""
     del kueue
-    objects = list(yaml.safe_load_all((EXAMPLES / "kueue.yaml").read_text()))
+    with example(kubectl, "kueue") as objects:
+        yield objects
+
+
+@contextmanager
+def example(kubectl: Kubectl, name: str) -> Iterator[list[Object]]:
+    """Have the objects of an example in the block, unchanged except for their image; gone afterwards, its job first."""
+    objects = list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()))
     [job] = [item for item in objects if item["kind"] == "Job"]
     for container in job["spec"]["template"]["spec"]["containers"]:
         container.update(image=CLIENT_IMAGE, imagePullPolicy="IfNotPresent")
@@ -128,7 +96,8 @@ def queue(kueue: Kubectl, kubectl: Kubectl) -> Iterator[list[Object]]:
     finally:
         kubectl.run("delete", "jobs", "--all", "--now", "--cascade=foreground", timeout_seconds=START_SECONDS)
         for item in reversed(objects):
-            kubectl.delete(item["kind"], item["metadata"]["name"])
+            group = item["apiVersion"].partition("/")[0]
+            kubectl.delete(f"{item['kind'].lower()}.{group}", item["metadata"]["name"])
 
 
 def used(kubectl: Kubectl) -> dict[str, int]:
@@ -405,3 +374,51 @@ def test_kueue_chooses_node_and_aliquot_chooses_gpus_there(kubectl: Kubectl, kue
         pods = [kubectl.get("pod", name) for name in running(kubectl, "together", 2)]
         assert [pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] for pod in pods] == [node_name] * 2
         assert len({uuid for pod in pods for uuid in assigned_uuids(pod)}) == 2
+
+
+@pytest.mark.timeout(300)
+def test_job_grows_and_shrinks_in_queue_without_losing_its_pods(kubectl: Kubectl, kueue: Kubectl) -> None:
+    del kueue
+    job = queued_job("elastic", WHOLE.limits, "team-a", pods=2)
+    job["metadata"]["annotations"] = {"kueue.x-k8s.io/elastic-job": "true"}
+    job["spec"]["completions"] = 2 * GPUS
+
+    def resize(pods: int) -> None:
+        kubectl.run("patch", "job", "elastic", f"--patch={json.dumps({'spec': {'parallelism': pods}})}")
+
+    def counted(pods: int) -> None:
+        wanted = {contract.RESOURCE_VGPU: pods, contract.RESOURCE_VGPU_MEMORY: pods * GPU_MEMORY_MIB}
+        eventually(lambda: slice_counts(kubectl, "elastic") == [wanted], f"Kueue to count {wanted} once", seconds=START_SECONDS,
+                   otherwise=lambda: f"{slice_counts(kubectl, 'elastic')}")  # fmt: skip
+
+    with shipped(kubectl, "cohort"):
+        kubectl.apply(job)
+        first = running(kubectl, "elastic", 2)
+        counted(2)
+        resize(4)
+        assert set(first) < set(running(kubectl, "elastic", 4))
+        counted(4)
+        resize(GPUS + 1)
+        eventually(lambda: "insufficient" in str(newest_slice(kubectl, "elastic")), "Kueue to hold the growth back", seconds=START_SECONDS,
+                   otherwise=lambda: str(newest_slice(kubectl, "elastic")))  # fmt: skip
+        assert len(running(kubectl, "elastic", 4)) == 4
+        resize(3)
+        running(kubectl, "elastic", 3)
+        counted(3)
+
+
+def slice_counts(kubectl: Kubectl, owner: str) -> list[dict[str, int]]:
+    """What Kueue counts for each workload of an object that is not finished: an elastic job has another one for each size."""
+    statuses = [workload.get("status", {}) for workload in workloads_of(kubectl, owner)]
+    return [
+        {name: int(parse_quantity(amount)) for name, amount in assigned["resourceUsage"].items()}
+        for status in statuses
+        if not any(one["type"] == "Finished" and one["status"] == "True" for one in status.get("conditions", ()))
+        for assigned in status.get("admission", {}).get("podSetAssignments", ())
+    ]
+
+
+def newest_slice(kubectl: Kubectl, owner: str) -> Object:
+    """The conditions of the newest workload of an object."""
+    found = sorted(workloads_of(kubectl, owner), key=lambda one: (one["metadata"]["creationTimestamp"], one["metadata"]["name"]))
+    return {one["type"]: one["message"] for one in found[-1].get("status", {}).get("conditions", ())} if found else {}

@@ -39,6 +39,8 @@ CHECK = "fits"
 FLAVOR = "gpus"
 GPU_MIB = 1000
 NEVER = 1e18
+SLICE = "kueue.x-k8s.io/workload-slice-name"
+REPLACES = "kueue.x-k8s.io/workload-slice-replacement-for"
 
 Object = dict[str, Any]
 
@@ -72,6 +74,8 @@ class World:
         """By UID; the API's truth."""
         self.pod_sets_of: dict[str, tuple[str, str]] = {}
         """Workload and pod set of each pod that a workload made."""
+        self.templates: dict[str, dict[str, dict[str, str]]] = {}
+        """What Kueue added to the template of a job when it was started, by its first workload and pod set."""
         self.unseen: list[PodFacts | str] = []
         self.labels: dict[str, dict[str, str]] = {name: {} for name in self.nodes}
         self.answers: list[CheckAnswer] = []
@@ -195,13 +199,13 @@ class World:
 
     def _is_held(self, item: Object) -> bool:
         """Whether there is a seat or a bound pod for each pod of a workload."""
-        hold = self.context.workload_seats.get(("team", item["metadata"]["name"]))
+        hold = self.context.workload_seats.get(("team", self.first_slice(item)))
         seats = 0 if hold is None else sum(seat.holder in self.state.reservations for seat in hold.seats)
         return seats + len(self._bound(item)) >= sum(one["count"] for one in item["spec"]["podSets"])
 
     def _bound(self, item: Object) -> list[PodFacts]:
-        name = item["metadata"]["name"]
-        return [pod for uid, pod in self.pods.items() if self.pod_sets_of.get(uid, ("", ""))[0] == name and pod.node_name]
+        names = item["metadata"]["name"], self.replaced(item)
+        return [pod for uid, pod in self.pods.items() if pod.node_name and self.pod_sets_of.get(uid, ("",))[0] in names]
 
     # --- users ---
 
@@ -212,6 +216,13 @@ class World:
         self.workloads[name] = item
         self._touch(item)
         return item
+
+    def grow(self, name: str, larger: str, count: int) -> None:
+        """Let an elastic job ask for more pods: Kueue makes a workload for the new size. The job's template stays as it is."""
+        old = self.workloads[name]["metadata"]
+        item = self.submit(larger, {**self.workloads[name]["spec"]["podSets"][0], "count": count})
+        first = old.setdefault("annotations", {}).setdefault(SLICE, name)
+        item["metadata"] |= {"annotations": {SLICE: first, REPLACES: f"team/{name}"}, "ownerReferences": old["ownerReferences"]}
 
     def intrude(self, mib: int, vgpus: int = 1) -> PodFacts:
         """Create a pod outside of all queues."""
@@ -277,8 +288,24 @@ class World:
             return self._add_check(item)
         assigned = [{"name": one["name"], "count": one["count"], "flavors": {"r": FLAVOR}} for one in item["spec"]["podSets"]]
         item["status"]["admission"] = {"clusterQueue": "q", "podSetAssignments": assigned}
-        self._set(item, QuotaReserved="True", Evicted="False")
+        self._set(item, QuotaReserved="True", **({"Evicted": "False"} if "Evicted" in self.conditions(item) else {}))
+        if (old := self.workloads.get(self.replaced(item))) is not None:
+            self._set(old, Finished="True")
         return True
+
+    @staticmethod
+    def first_slice(item: Object) -> str:
+        """The name of the workload for the first size."""
+        return str(item["metadata"].get("annotations", {}).get(SLICE, item["metadata"]["name"]))
+
+    @staticmethod
+    def replaced(item: Object) -> str:
+        """The name of the workload that one for a new size replaces."""
+        return str(item["metadata"].get("annotations", {}).get(REPLACES, "").rpartition("/")[2])
+
+    def is_ending(self, name: str) -> bool:
+        item = self.workloads[name]
+        return self.is_true(item, "Finished") or self.is_true(item, "Evicted")
 
     def _add_check(self, item: Object) -> bool:
         item["status"].setdefault("admissionChecks", []).append({"name": CHECK, "state": "Pending", "message": ""})
@@ -306,11 +333,19 @@ class World:
 
     def run(self, name: str) -> None:
         """Create the pods of an admitted workload, with what the answer adds to them."""
-        item = self.workloads[name]
+        item, running = self.workloads[name], Counter[str]()
+        for uid, (_, of) in [(uid, of) for uid, of in self.pod_sets_of.items() if of[0] == self.replaced(item)]:
+            running[of] += 1
+            self.pod_sets_of[uid] = name, of
         updates = {one["name"]: one["annotations"] for one in (self.entry(item) or {}).get("podSetUpdates", ())}
+        first = self.first_slice(item)
+        if not running:
+            self.templates[first] = updates  # Kueue starts the job; a running one keeps its template
         for one in item["spec"]["podSets"]:
-            for _ in range(one["count"]):
-                pod = self._create(one["template"], updates.get(one["name"], {}), f"{name}-{self.created}", controller=f"job-{name}")
+            for _ in range(one["count"] - running[one["name"]]):
+                pod = self._create(
+                    one["template"], self.templates[first].get(one["name"], {}), f"{name}-{self.created}", controller=f"job-{name}"
+                )
                 self.pod_sets_of[pod.uid] = name, one["name"]
 
     def used_mib(self) -> int:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stand-in node with an agent process in DRA mode, and a kubelet that registers and calls the driver as the real one does."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,6 +33,9 @@ class FakeKubelet:
         """Register the one driver in the registry, or refuse it with an error."""
         await until(lambda: list(self.registry.glob("*-reg.sock")))
         (path,) = self.registry.glob("*-reg.sock")
+        await self._register(path, error)
+
+    async def _register(self, path: Path, error: str) -> None:
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
             stub = RegistrationStub(channel)
             # The socket's file exists a moment before its server accepts calls. The real kubelet waits too.
@@ -40,6 +44,14 @@ class FakeKubelet:
             self.endpoint, self.versions = info.endpoint, list(info.supported_versions)
             status = pluginregistration_pb2.RegistrationStatus(plugin_registered=not error, error=error)
             await stub.NotifyRegistrationStatus(status)
+
+    async def register_all(self, known: set[Path]) -> None:
+        """Register the drivers that are not known yet, until cancelled. Calls go to the last one, as the real kubelet's do."""
+        while True:
+            for path in sorted(set(self.registry.glob("*-reg.sock")) - known):
+                await self._register(path, "")
+                known.add(path)
+            await asyncio.sleep(0.02)
 
     async def prepare(self, *claims: dra_pb2.Claim, package: str = DRIVER_PACKAGES[0]) -> dra_pb2.NodePrepareResourcesResponse:
         """Prepare claims in one call."""
@@ -69,13 +81,13 @@ class FakeKubelet:
 
 
 @asynccontextmanager
-async def dra_node(directory: Path, *flags: str) -> AsyncIterator[tuple[Node, FakeKubelet]]:
-    """A node of eight H200 with an agent in DRA mode that is registered. Args: directory: of kubelet, with a short path."""
+async def dra_node(directory: Path, *flags: str, hardware: SimulatedHardware | None = None) -> AsyncIterator[tuple[Node, FakeKubelet]]:
+    """A node of eight H200, or another one, with a registered agent in DRA mode. Args: directory: of kubelet, with a short path."""
     kubelet = FakeKubelet(directory)
     kubelet.registry.mkdir()
     driver_directory(directory).mkdir(parents=True)
     own = (f"--kubelet-dir={directory}", "--allocation=dra", "--feature-gates=DynamicResourceAllocation=true", *flags)
-    async with Node(SimulatedHardware("h200x8"), NodeOptions(agent_flags=own, start_agent=False)) as node:
+    async with Node(hardware or SimulatedHardware("h200x8"), NodeOptions(agent_flags=own, start_agent=False)) as node:
         await node.agent.start()
         await kubelet.register()
         await until(lambda: offered(node) or "--allocation=plugin" in flags)
@@ -85,19 +97,18 @@ async def dra_node(directory: Path, *flags: str) -> AsyncIterator[tuple[Node, Fa
 def offered(node: Node) -> Sequence[Mapping[str, Any]]:
     """The devices in the node's slices."""
     _, slices = node.cluster.list(Kind.RESOURCE_SLICE)
-    return [device for one in slices for device in one["spec"]["devices"]]
+    return [device for one in slices for device in one["spec"].get("devices", ())]
 
 
-def allocate(node: Node, name: str, device: str, mib: int) -> dra_pb2.Claim:
-    """Create a claim that is allocated a part of a device; return it as kubelet names it."""
+def allocate(node: Node, name: str, device: str, mib: int | None) -> dra_pb2.Claim:
+    """Create a claim that is allocated a part of a device, or all of it; return it as kubelet names it."""
     pool = node.cluster.list(Kind.NODE)[1][0]["metadata"]["name"]
     result = {
         "request": "gpu",
         "driver": contract.DRA_DRIVER,
         "pool": pool,
         "device": device,
-        "shareID": f"share-{name}",
-        "consumedCapacity": {"memory": f"{mib}Mi", "cores": "1", "shares": "1"},
+        **({"shareID": f"share-{name}", "consumedCapacity": {"memory": f"{mib}Mi", "cores": "1", "shares": "1"}} if mib else {}),
     }
     body = {
         "metadata": {"name": name, "namespace": "default"},

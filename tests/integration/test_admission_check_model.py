@@ -49,6 +49,8 @@ class History:
             self.intrude,
             self.end,
             self.evict,
+            self.grow,
+            self.grow,
             self.trouble,
         ]
         choice = dice.randrange(len(at_once) + 6)
@@ -89,6 +91,18 @@ class History:
         running = [name for name in reserved if not self.world.is_true(self.world.workloads[name], "Finished")]
         if running:
             self.world.evict(self.dice.choice(running))
+
+    def grow(self) -> None:
+        """Let an elastic job ask for more pods."""
+        world, dice = self.world, self.dice
+        taken = {world.replaced(item) for item in world.workloads.values()}
+        alone = [name for name, item in world.workloads.items() if len(item["spec"]["podSets"]) == 1 and name not in taken]
+        settled = [name for name in sorted(alone) if world.is_admitted(name) and not world.is_ending(name)]
+        if settled:
+            name, self.names = dice.choice(settled), self.names + 1
+            world.grow(name, f"w{self.names}", world.workloads[name]["spec"]["podSets"][0]["count"] + dice.randint(1, 2))
+            if not world.kueue(f"w{self.names}"):
+                del world.workloads[f"w{self.names}"]  # it would wait for quota
 
     def trouble(self) -> None:
         """Break or mend the API, lose a reply, or let Kueue write in between."""

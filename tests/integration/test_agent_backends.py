@@ -351,6 +351,48 @@ except nv.NVMLError_NotFound:
             for gpu in node.inventory.gpus:
                 await eventually(partial(is_limited, gpu.uuid, cgroup), "the driver limits it")
 
+    @staticmethod
+    def hook(node, uuid: str, cgroup: Path, environment: dict[str, str]) -> None:
+        """Do what ``apply-cuda-memory-limits`` of NVIDIA's toolkit does with a container's environment."""
+        soft, hard = (int(environment[f"NVIDIA_GPU_MEMORY_{name}"]) << 20 for name in ("REQUEST", "LIMIT"))
+        limits = f"nv.c_nvmlSetMemoryLimits_v1_t({os.fsencode(cgroup)!r}, {soft}, {hard})"
+        assert on_host(node, f"result = nv.nvmlDeviceSetMemoryLimits_v1(nv.nvmlDeviceGetHandleByUUID({uuid!r}), {limits})", gpu=0) is None
+
+    async def test_hook_and_agent_set_one_limit_that_no_variable_of_pod_raises(self, tmp_path):
+        cgroups, hook = tmp_path / "cgroup", tmp_path / "node/usr/bin/nvidia-cdi-hook"
+        for directory in (cgroups, hook.parent):
+            directory.mkdir(parents=True)
+        (cgroups / "cgroup.controllers").touch()
+        hook.touch(0o755)
+        flags = ("--driver-limits-hook=/usr/bin/nvidia-cdi-hook", f"--host-dir={tmp_path}/node", f"--cgroup-dir={cgroups}")
+        async with make_node(self.topology(tmp_path), *flags) as node:
+            theirs = [{"name": f"NVIDIA_GPU_MEMORY_{name}", "value": "15000"} for name in ("LIMIT", "REQUEST")]
+            node.create_pod(isolated("a", "driver", mib=2048, env=theirs))
+            await running(node, "a")
+            given = env(node, "a")
+            assert (given["NVIDIA_GPU_MEMORY_LIMIT"], given["NVIDIA_GPU_MEMORY_REQUEST"]) == ("2048", "0")
+            ((uuid,),) = [[share["device_uuid"] for share in grant["shares"]] for grant in grants(node)]
+            await node.agent.stop()
+            uid, (status,) = node.pod("a")["metadata"]["uid"], node.pod("a")["status"]["containerStatuses"]
+            cgroup = cgroups / f"kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice"
+            cgroup /= f"cri-containerd-{status['containerID'].rpartition('://')[2]}.scope"
+            cgroup.mkdir(parents=True)
+            (cgroup / "cgroup.procs").touch()
+            self.hook(node, uuid, cgroup, given)
+            await node.agent.start()
+            await node.wait_ready()
+            await self.is_in_force(node)
+            assert self.limit_mib(node, uuid, cgroup) == 2048
+            assert "driver limit: found" not in node.layout.agent_log.read_text()
+            self.hook(node, uuid, cgroup, {**given, "NVIDIA_GPU_MEMORY_LIMIT": "9000"})
+            await eventually(lambda: self.limit_mib(node, uuid, cgroup) == 2048, "the agent corrects a limit that is not its own")
+
+    @staticmethod
+    async def is_in_force(node) -> None:
+        async with asyncio.timeout(30):
+            while list((await series(node, "container_driver_limit_in_force")).values()) != [1.0]:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.1)
+
 
 async def test_what_a_node_does_not_offer_is_refused_with_what_it_does():
     async with make_node("t4x2") as node:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.adapters.dra_grpc import DRIVER_PACKAGES, HEALTH_PACKAGES, DriverDirectories
+from agent.core.slices import Offer
 from agent.services.dra_health import DeviceHealthService
 from agent.services.dra_plugin import DraPlugin
 from agent.services.dra_registrar import DraRegistrar
@@ -33,7 +34,7 @@ class Agent(ClaimHarness):
     def __init__(self, base: Path, kubelet_directory: Path, instance: str = "1") -> None:
         super().__init__(base)
         sockets = DriverDirectories(kubelet_directory, instance)
-        health = DeviceHealthService(NODE, self.watch, self.clock)
+        health = DeviceHealthService(NODE, Offer(16), self.watch, self.clock)
         self.registrar = DraRegistrar(sockets, DraPlugin(self.claims), health, self.telemetry)
         self.running: asyncio.Future | None = None
 

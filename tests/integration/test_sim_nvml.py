@@ -522,6 +522,35 @@ def test_memory_limits_are_kept_per_cgroup(sim_node: Node, run_on: Run, tmp_path
     assert seen["no cgroup"] == nv.NVML_ERROR_OPERATING_SYSTEM
 
 
+def fill_within(cgroup: str, soft: int, hard: int) -> dict[str, Any]:
+    gpu = gpus()[0]
+    with open(f"{cgroup}/cgroup.procs", "a") as procs:  # noqa: PTH123 - the program has no pathlib
+        print(os.getpid(), file=procs)
+    set_status = failure(nv.nvmlDeviceSetMemoryLimits_v1, gpu, nv.c_nvmlSetMemoryLimits_v1_t(cgroup.encode(), soft, hard))
+    cuda, held = Cuda(), 0
+    try:
+        while held < 4 * hard:
+            cuda.allocate(2 * MIB)
+            held += 2 * MIB
+    except RuntimeError as refused:
+        error = str(refused)
+    wanted = nv.c_nvmlGetMemoryLimits_v1_t(cgroup.encode(), 0, 0, 0)
+    nv.nvmlDeviceGetMemoryLimits_v1(gpu, wanted)
+    return {"set": set_status, "error": error, "used": wanted.currentUsed}
+
+
+def test_memory_limit_of_a_cgroup_holds_for_its_processes_together(sim_node: Node, run_on: Run, start_on: Start, tmp_path: Path) -> None:
+    node = sim_node("h200x8", "--driver", "615.10")
+    limit = 2048 * MIB
+    other = start_holder(start_on, node, 0, 256 * MIB)
+    outside = start_holder(start_on, node, 0, 4096 * MIB)
+    (tmp_path / "cgroup.procs").write_text(f"{other.pid}\n")
+    seen = run_on(node, fill_within, str(tmp_path), 0, limit)
+    assert (seen["set"], seen["error"]) == (0, "CUDA error 2")
+    assert limit - 4 * MIB < seen["used"] <= limit
+    assert outside.poll() is None
+
+
 # ---- processes ---------------------------------------------------------------------------------------------------------
 
 

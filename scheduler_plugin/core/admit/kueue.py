@@ -84,11 +84,48 @@ class Workload:
     """In seconds since 1970."""
     reserved_at: float = 0.0
     """When it got its quota, in whole seconds since 1970: pods of an earlier reservation are older."""
+    first_slice: str = ""
+    """Of an elastic job: the name of its first workload. Its pods carry that one's annotations, also after it has grown."""
+    replaces: str = ""
+    """Of an elastic job that grows: the name of the workload for its old size."""
+    was_evicted: bool = False
+    """Whether it lost its quota once."""
 
     @property
     def key(self) -> tuple[str, str]:
         """Namespace and name."""
         return self.namespace, self.name
+
+    @property
+    def hold_name(self) -> str:
+        """The name by which its pods find their seats."""
+        return self.first_slice or self.name
+
+    @property
+    def hold_key(self) -> tuple[str, str]:
+        """Namespace and that name."""
+        return self.namespace, self.hold_name
+
+    @property
+    def replaced_key(self) -> tuple[str, str]:
+        """Namespace and name of the workload that it replaces."""
+        return self.namespace, self.replaces
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether its elastic job runs in its old size until this workload is admitted."""
+        return bool(self.replaces) and self.is_reserved and not (self.is_admitted or self.is_evicted or self.is_finished)
+
+    @property
+    def own_pods_since(self) -> float:
+        """The time from which pods are those of its reservation, in seconds since 1970.
+
+        Of a workload that is not admitted, a pod from the same second is not counted: it may be older. All pods of an elastic job that
+        grows are its own.
+        """
+        if self.replaces and not self.was_evicted:
+            return 0.0
+        return self.reserved_at if self.is_admitted else self.reserved_at + 1
 
     @property
     def waits_for_quota(self) -> bool:
@@ -221,8 +258,8 @@ def decode_workload(raw: bytes | msgspec.Raw) -> Workload:
     """Read a workload. Raises msgspec.DecodeError."""
     item = msgspec.json.decode(raw, type=_WorkloadObject)
     metadata, status = item.metadata, item.status
-    true = {one.type: one.last_transition_time for one in status.conditions or () if one.status == "True"}
-    created, reserved = metadata.creation_timestamp, true.get("QuotaReserved")
+    conditions = status.conditions or ()
+    true = {one.type: one.last_transition_time for one in conditions if one.status == "True"}
     return Workload(
         metadata.namespace,
         metadata.name,
@@ -237,9 +274,22 @@ def decode_workload(raw: bytes | msgspec.Raw) -> Workload:
         {one.name: CheckEntry(one.state, one.message) for one in status.admission_checks or ()},
         tuple(_pod_sets(item)),
         frozenset(owner.uid for owner in metadata.owner_references or ()),
-        0.0 if created is None else created.timestamp(),
-        0.0 if reserved is None else reserved.timestamp(),
+        _seconds(metadata.creation_timestamp),
+        _seconds(true.get("QuotaReserved")),
+        *_slices(metadata.annotations or {}),
+        any(one.type == "Evicted" for one in conditions),
     )
+
+
+def _seconds(moment: datetime | None) -> float:
+    """Return a time in seconds since 1970; 0 if it is not stated."""
+    return 0.0 if moment is None else moment.timestamp()
+
+
+def _slices(annotations: Mapping[str, str]) -> tuple[str, str]:
+    """Return the first workload of an elastic job, and the workload that this one replaces."""
+    replaced = annotations.get("kueue.x-k8s.io/workload-slice-replacement-for", "")
+    return annotations.get("kueue.x-k8s.io/workload-slice-name", ""), replaced.rpartition("/")[2]
 
 
 def _pod_sets(item: _WorkloadObject) -> Iterator[PodSet]:

@@ -145,6 +145,13 @@ class Spread(msgspec.Struct, rename="camel"):
     when_unsatisfiable: str = ""
 
 
+class ClaimReference(msgspec.Struct, rename="camel"):
+    """A claim of a pod: an object by its name, or one that is made from a template."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
 class SchedulingGate(msgspec.Struct):
     """Kube-scheduler skips a pod until all its gates are removed."""
 
@@ -190,10 +197,17 @@ class PodSpec(msgspec.Struct, rename="camel"):
     scheduling_gates: list[SchedulingGate] | None = None
     scheduling_group: SchedulingGroup | None = None
     volumes: list[Volume] | None = None
-    resource_claims: list[Being] | None = None
+    resource_claims: list[ClaimReference] | None = None
     affinity: Affinity | None = None
     node_selector: dict[str, str] | None = None
     topology_spread_constraints: list[Spread] | None = None
+
+
+class ClaimStatus(msgspec.Struct, rename="camel"):
+    """The claim that was made from a template for one reference."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
 
 
 class Condition(msgspec.Struct):
@@ -212,6 +226,7 @@ class PodStatus(msgspec.Struct, rename="camel"):
     nominated_node_name: str = ""
     start_time: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
     conditions: list[Condition] | None = None
+    resource_claim_statuses: list[ClaimStatus] | None = None
 
 
 class PodObject(msgspec.Struct):
@@ -324,7 +339,15 @@ def pod_facts(item: PodObject) -> PodFacts:
         started_at=more.started_at,
         created_at=more.created_at,
         is_confined=more.is_confined,
+        claims=_claims(item) if spec.resource_claims else (),
     )
+
+
+def _claims(item: PodObject) -> tuple[str, ...]:
+    """Return the names of a pod's claims, in the order of its references. A reference may need no claim."""
+    made = {one.name: one.resource_claim_name for one in item.status.resource_claim_statuses or ()}
+    names = (one.resource_claim_name or made.get(one.name, "") for one in item.spec.resource_claims or ())
+    return tuple(name for name in names if name is not None)
 
 
 class _GpuFacts(NamedTuple):

@@ -29,6 +29,8 @@ class NodeReason(Enum):
     CORES = 10
     MIG_PROFILE = 11
     NUMA = 12
+    NOT_CLAIMABLE = 13
+    CLAIMS = 14
 
     @property
     def sentence(self) -> str:
@@ -55,6 +57,8 @@ _SENTENCES: Final[Mapping[NodeReason, str]] = {
     NodeReason.CORES: "not enough free cores on one GPU",
     NodeReason.MIG_PROFILE: "no free MIG instance of the profile",
     NodeReason.NUMA: "no NUMA node with enough free GPUs",
+    NodeReason.NOT_CLAIMABLE: "no GPU in ResourceSlices: the node gives out GPUs by the device plugin, or its driver is not ready",
+    NodeReason.CLAIMS: "no GPUs that meet all requests, selectors and constraints of the pod's claims",
 }
 
 OF_REJECT: Final[Mapping[Reject, NodeReason]] = {

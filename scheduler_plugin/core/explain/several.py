@@ -208,7 +208,7 @@ class _Trial:
 
     def _liftings(self) -> Iterator[tuple[TriedNode, tuple[DeviceState, ...], int]]:
         """Yield nodes with devices to return to use, the cheapest first, and how many of these are unhealthy."""
-        most = sum(container.vgpus or sum(count for _, count in container.mig) for container in self._request.containers)
+        most = sum(map(_device_count, self._request.containers))
         for (repairs, lifts), node in product(_repairs_and_lifts(most), self._question.nodes):
             unhealthy = [state for state in node.states if not state.healthy]
             cordoned = [state for state in node.states if state.healthy and state.cordoned]
@@ -310,6 +310,10 @@ def _layout(node_name: str, rooms: Iterable[Room]) -> _Layout:
         node_name,
         lacking,
     )
+
+
+def _device_count(container: ContainerRequest) -> int:
+    return container.vgpus or sum(count for _, count in container.mig)
 
 
 def _memory_bytes(state: DeviceState, container: ContainerRequest) -> int:

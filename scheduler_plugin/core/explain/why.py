@@ -90,6 +90,8 @@ class Why(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When it probably starts; only for the pod, or the members of the gang, for which room is held."""
     held: str = ""
     """Where it would fit if no room were held for another pod, and what lets it use that room."""
+    by_claims: bool = False
+    """Whether it gets its GPUs by ResourceClaims. Then no changes are searched, and kube-scheduler chooses the devices."""
     age_seconds: float | None = None
     """Seconds since the last event of the watch that is furthest behind; None before each watch had one, or from an older scheduler."""
 

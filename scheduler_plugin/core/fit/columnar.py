@@ -77,6 +77,11 @@ def evaluate(columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights) -
     return Evaluation(reason, curable, cost, chosen)
 
 
+def cost_on(columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights, devices: Bools) -> Floats:
+    """Return the cost of rows where one container gets these devices, as many as it asks for. Derived columns must be up to date."""
+    return _vgpu_cost(columns, rows, ask, weights, devices)[0]
+
+
 def fits_alone(columns: Columns, rows: Rows, ask: RatingQuery) -> Bools:
     """Return which rows can take one container, as ``evaluate`` finds, but faster. Derived columns must be up to date."""
     return _fits(columns, rows, ask, _fitting(columns, rows, ask))

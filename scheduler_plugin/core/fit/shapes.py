@@ -15,7 +15,7 @@ decision may count other nodes as fitting.
 
 import hashlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,6 +32,7 @@ from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.fit.columnar import (
     Evaluation,
     RatingQuery,
+    cost_on,
     evaluate,
     fits_alone,
     host_cost,
@@ -153,20 +154,38 @@ class Shapes:
             verdict.computed_at, verdict.unjudged = columns.change_count, rows[:0]
         return verdict
 
+    def refresh(self) -> None:
+        """Bring the derived columns up to date, by the present demand."""
+        if self._state.wanted.drifted:
+            self.learn()
+        self._state.columns.derive()
+
+    def rated_on(self, rows: Rows, parts: "Sequence[tuple[RatingQuery, Bools]]") -> tuple[npt.NDArray[np.float64], Ints]:
+        """Return cost and score of rows where each container gets given devices. Call ``refresh`` first.
+
+        Args: parts: each container, and by row and column whether it gets the device.
+        """
+        policy = parts[0][0].policy
+        cost = np.mean([cost_on(self._state.columns, rows, ask, self.weights[policy], devices) for ask, devices in parts], axis=0)
+        return cost, self._scores(cost, policy)
+
+    def _scores(self, cost: npt.NDArray[np.float64], policy: Policy) -> Ints:
+        part = np.minimum(np.maximum(0.5 - cost / (2 * self._reach[policy]), 0.0), 1.0)
+        scores: Ints = np.rint(part * MAX_SCORE).astype(np.int64)
+        return scores
+
     def _kept_or_begun(self, shape: PodShape) -> Verdict:
         """Return the verdict as it was left, with room for all rows, or begin one that has judged no row."""
         columns = self._state.columns
-        if self._state.wanted.drifted:
-            self.learn()
-        columns.derive()
+        self.refresh()
         verdict = self._kept.get(shape)
         if verdict is None:
-            verdict = self._kept[shape] = _blank(columns.rows)
+            verdict = self._kept[shape] = blank(columns.rows)
             verdict.computed_at, verdict.unjudged = columns.change_count, np.flatnonzero(columns.changed[: columns.rows])
             if len(self._kept) > self._max_kept:
                 self._kept.popitem(last=False)
         if len(verdict.reason) < columns.rows:
-            verdict = self._kept[shape] = _grown(verdict, columns.rows)
+            verdict = self._kept[shape] = grown(verdict, columns.rows)
         return verdict
 
     def expect(self, shape: PodShape) -> None:
@@ -245,8 +264,7 @@ class Shapes:
         judge = (self._judge_host, self._judge_one, self._judge_several)[min(2, len(shape.request.containers))]
         evaluation = judge(shape, rows, weights)
         verdict.reason[rows], verdict.curable[rows], verdict.cost[rows] = evaluation.reason, evaluation.curable, evaluation.cost
-        part = np.minimum(np.maximum(0.5 - evaluation.cost / (2 * self._reach[shape.policy]), 0.0), 1.0)
-        verdict.score[rows] = np.rint(part * MAX_SCORE)
+        verdict.score[rows] = self._scores(evaluation.cost, shape.policy)
         if evaluation.chosen is not None:
             if verdict.chosen is None:
                 verdict.chosen = np.zeros((len(verdict.reason), evaluation.chosen.shape[1]), dtype=np.int64)
@@ -329,18 +347,20 @@ def _asks(shape: PodShape) -> list[RatingQuery]:
     return [RatingQuery(request, shape.request.preferences, shape.policy, shape.demand) for request in shape.request.containers]
 
 
-def _blank(rows: int) -> Verdict:
+def blank(rows: int) -> Verdict:
+    """Return a verdict for which no row fits."""
     return Verdict(
         np.full(rows, NodeReason.NO_GPU.value, dtype=np.int8), np.zeros(rows, dtype=np.bool_), np.zeros(rows), np.zeros(rows, np.int32)
     )
 
 
-def _grown(verdict: Verdict, rows: int) -> Verdict:
-    grown, size = _blank(rows), len(verdict.reason)
-    grown.reason[:size], grown.curable[:size] = verdict.reason, verdict.curable
-    grown.cost[:size], grown.score[:size] = verdict.cost, verdict.score
-    grown.computed_at, grown.unjudged, grown.unsearched = verdict.computed_at, verdict.unjudged, verdict.unsearched
+def grown(verdict: Verdict, rows: int) -> Verdict:
+    """Return a verdict with room for more rows."""
+    larger, size = blank(rows), len(verdict.reason)
+    larger.reason[:size], larger.curable[:size] = verdict.reason, verdict.curable
+    larger.cost[:size], larger.score[:size] = verdict.cost, verdict.score
+    larger.computed_at, larger.unjudged, larger.unsearched = verdict.computed_at, verdict.unjudged, verdict.unsearched
     if verdict.chosen is not None:
-        grown.chosen = np.zeros((rows, verdict.chosen.shape[1]), dtype=np.int64)
-        grown.chosen[:size] = verdict.chosen
-    return grown
+        larger.chosen = np.zeros((rows, verdict.chosen.shape[1]), dtype=np.int64)
+        larger.chosen[:size] = verdict.chosen
+    return larger

@@ -11,9 +11,11 @@ from tests.e2e.cluster.cluster import Cluster, base_images, elapsed
 from tests.e2e.cluster.host import (
     CONTAINERD,
     HELM,
+    JOBSET,
     KUBERNETES,
     KUEUE,
     KWOK,
+    LWS,
     UnavailableError,
     built_programs,
     operator_definitions,
@@ -59,7 +61,7 @@ def _build(cluster: Cluster) -> int:
         return 1
     with ThreadPoolExecutor() as pool:
         ours = pool.submit(product_images)
-        for programs in (HELM, KUBERNETES, CONTAINERD, KUEUE, KWOK):
+        for programs in (HELM, KUBERNETES, CONTAINERD, KUEUE, JOBSET, LWS, KWOK):
             built_programs(programs)
         ours.result()
     operator_definitions()

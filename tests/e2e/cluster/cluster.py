@@ -202,7 +202,7 @@ class Cluster:
 def running_cluster() -> Iterator[Cluster]:
     """A cluster for the time of a block: one of its own, or the one that ``up`` left running. Two runs on one machine take turns."""
     BUILD.mkdir(parents=True, exist_ok=True)
-    with (BUILD / "lock").open("w") as lock:
+    with RUN.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         cluster = Cluster()
         if cluster.is_up():
@@ -218,8 +218,9 @@ def running_cluster() -> Iterator[Cluster]:
 def base_images() -> list[Path]:
     """The images every cluster has: the pause container and busybox."""
     pause, busybox = BUILD / "images/pause.tar", BUILD / "images/busybox.tar"
-    images.busybox_image(pause, PAUSE_IMAGE, ["/bin/busybox", "sleep", "infinity"])
-    images.busybox_image(busybox, BUSYBOX_IMAGE, ["/bin/sh"])
+    with images.one_process():
+        images.busybox_image(pause, PAUSE_IMAGE, ["/bin/busybox", "sleep", "infinity"])
+        images.busybox_image(busybox, BUSYBOX_IMAGE, ["/bin/sh"])
     return [pause, busybox]
 
 

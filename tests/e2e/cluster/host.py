@@ -54,6 +54,8 @@ KWOK = GoPrograms(GoModule(CLUSTER_SOURCE / "kwok", "sigs.k8s.io/kwok"), "-X sig
 KUEUE = GoPrograms(
     GoModule(CLUSTER_SOURCE / "kueue", "sigs.k8s.io/kueue"), "-X sigs.k8s.io/kueue/pkg/version.GitVersion={version}", ("kueue",)
 )
+JOBSET = GoPrograms(GoModule(CLUSTER_SOURCE / "jobset", "sigs.k8s.io/jobset"), "", ("jobset",))
+LWS = GoPrograms(GoModule(CLUSTER_SOURCE / "lws", "sigs.k8s.io/lws"), "", ("cmd",))
 HELM = GoPrograms(
     GoModule(CLUSTER_SOURCE / "helm", "helm.sh/helm/v4"), "-X helm.sh/helm/v4/internal/version.version={version}", ("helm", "kustomize")
 )

@@ -4,15 +4,18 @@
 The same files give the same archive. release/dockerfile.py makes those with a Dockerfile.
 """
 
+import fcntl
 import io
 import re
 import subprocess
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from release.archive import write_archive
+from tests.e2e.cluster.paths import BUILD
 
 BUSYBOX = Path("/bin/busybox")
 LIBRARY_DIR = "usr/lib/x86_64-linux-gnu"
@@ -20,6 +23,15 @@ AT_ONCE = {"StopSignal": "SIGKILL"}
 """For images with programs that have nothing to finish: a first process ignores a SIGTERM that it does not handle.
 
 Every pod would end by waiting out its grace period."""
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Make images inside the block: each process of a run makes the same files, and another may be at it."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "images.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @dataclass(slots=True)

@@ -47,7 +47,6 @@ _KUBELET_SYSCTLS = {
     "kernel/keys/root_maxbytes": 25000000,
 }
 """Settings of the machine's kernel that kubelet changes where they differ. It is shown what it wants, and the kernel keeps its own."""
-_CGROUP_NAME = "aliquot-e2e"
 _RESTART_SECONDS = 1.0
 _STOP_SECONDS = 10.0
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -65,7 +64,7 @@ def start(run_dir: Path, *, owned: bool) -> subprocess.Popen[bytes]:
     """
     for name in ("wanted", "pids", "log", "tmp"):
         (run_dir / name).mkdir(parents=True, exist_ok=True)
-    cgroups = _make_cgroups()
+    cgroups = _make_cgroups(cgroup_name(run_dir))
     (run_dir / "cgroups").write_text("\n".join(map(str, cgroups)))
     namespaces = ["--mount", "--net", "--pid", "--ipc", "--uts", "--cgroup", "--fork", "--kill-child", "--propagation", "private"]
     init = [sys.executable, "-m", __name__, str(run_dir), *(["--owned"] if owned else [])]
@@ -112,7 +111,12 @@ def remove(run_dir: Path) -> None:
         _wait_until(partial(_remove_cgroup, Path(top)), 30, f"cgroup {top} to be empty")
 
 
-def _make_cgroups() -> list[Path]:
+def cgroup_name(run_dir: Path) -> str:
+    """The cgroup of the cluster of this run directory; two clusters on one machine have one each."""
+    return f"aliquot-e2e-{run_dir.name}"
+
+
+def _make_cgroups(name: str) -> list[Path]:
     """One cgroup per hierarchy: below the caller's own; for version 2 below the root, which alone may hold processes and hand down."""
     hierarchies = _cgroup_hierarchies()
     made = []
@@ -120,11 +124,11 @@ def _make_cgroups() -> list[Path]:
         above = mount if len(hierarchies) == 1 and not controllers else mount / cgroup.lstrip("/")
         if above == mount and len(hierarchies) == 1:
             _hand_down_controllers(above)
-        top = above / _CGROUP_NAME
+        top = above / name
         top.mkdir(exist_ok=True)
-        for name in ("cpuset.cpus", "cpuset.mems"):  # a version 1 cpuset starts without CPUs and takes no process
-            if (top / name).exists():
-                (top / name).write_text((top.parent / name).read_text())
+        for setting in ("cpuset.cpus", "cpuset.mems"):  # a version 1 cpuset starts without CPUs and takes no process
+            if (top / setting).exists():
+                (top / setting).write_text((top.parent / setting).read_text())
         made.append(top)
     return made
 

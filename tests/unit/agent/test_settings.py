@@ -139,12 +139,23 @@ def test_instances_on_demand_want_each_profile_as_a_resource(strategy):
         ("--driver-limits-hook=/x", "DriverIsolation"),
         ("--memory-oversubscription=1.5", "MemoryBurst"),
         ("--allocation=dra", "DynamicResourceAllocation"),
+        ("--dra-profiles=20g", "DynamicResourceAllocation"),
+        ("--dra-admin-access", "DynamicResourceAllocation"),
+        ("--lost-gpu-policy=evict", "DynamicResourceAllocation"),
     ],
 )
 def test_setting_of_an_alpha_feature_needs_its_gate(flag, gate):
     with pytest.raises(SettingsError, match=f"is set, but the alpha feature {gate} is off: set featureGates: {gate}=true"):
         Settings.load([flag], {})
     assert Gate(gate) in Settings.load([flag, f"--feature-gates={gate}=true"], {}).gates
+
+
+def test_fixed_shares_are_gib_without_repetitions():
+    gate = "--feature-gates=DynamicResourceAllocation=true"
+    assert Settings.load(["--dra-profiles=40g, 20g,40g", gate], {}).profiles_gib == (20, 40)
+    for wrong in ("20", "0g", "20Gi", "g"):
+        with pytest.raises(SettingsError, match="want GiB of memory, such as 10g,20g"):
+            Settings.load([f"--dra-profiles={wrong}", gate], {})
 
 
 def test_unknown_gate_is_refused_with_the_known_ones():

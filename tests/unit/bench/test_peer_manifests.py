@@ -72,3 +72,14 @@ def test_exit_status_says_whether_a_pod_is_wrong(tmp_path, capsys):
     (tmp_path / "b.yaml").write_text(POD.replace("{name: p}", "{name: q, annotations: {hami.io/new-word: x}}"))
     assert peer_manifests.main([f"HAMi={tmp_path}"]) == 1
     assert peer_manifests.main([]) == 2
+
+
+def test_whole_gpus_of_nvidia_are_ours_only_where_they_are_adopted(tmp_path, capsys):
+    pod = POD.replace(", nvidia.com/gpumem: 300", "")
+    (tmp_path / "a.yaml").write_text(pod)
+    [found] = pods_in(tmp_path)
+    assert meanings(found.pod) == {}
+    assert meanings(found.pod, adopts=True) == {"main": Meaning(2)}
+    assert {verdict(found, sizes, adopts=adopts) for sizes in ((81920,), ()) for adopts in (True, False)} == {"right"}
+    assert peer_manifests.main(["--adopt-nvidia-gpu", f"HAMi={tmp_path}"]) == 0
+    assert "| HAMi | 1 | 1 | 0 | 0 | 0 | 0 | 0 |" in capsys.readouterr().out

@@ -297,6 +297,16 @@ def test_scheduler_with_host_ports_frees_them_before_successor_starts(renderer: 
     assert strategy == {"type": "RollingUpdate", "rollingUpdate": turnover}
 
 
+@pytest.mark.parametrize(
+    ("on_the_node", "turnover"),
+    [(False, {"maxUnavailable": 0, "maxSurge": "5%"}), (True, {"maxUnavailable": "5%", "maxSurge": 0})],
+)
+def test_driver_of_claims_updates_without_a_gap_where_two_agents_have_room(renderer: Renderer, on_the_node: bool, turnover: Object) -> None:
+    objects = renderer.charted({"components": ["dra"], "agent": {"pod": {"hostNetwork": on_the_node}}})
+    strategy = the(objects, "DaemonSet", "aliquot-agent")["spec"]["updateStrategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": turnover}
+
+
 def patch(path: str, op: str = "add", name: str = "aliquot-agent", kind: str = "DaemonSet") -> Object:
     return {"patches": [{"target": {"kind": kind, "name": name}, "patch": f"- {{op: {op}, path: {path}, value: 1}}"}]}
 

@@ -4,6 +4,7 @@
 tests/e2e/test_queues.py gives both to Kueue itself.
 """
 
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from aliquot.contract import units
 from scheduler_plugin.webhook import per_gpu
 from scheduler_plugin.webhook.amounts import HAMI, Options, PerGpu
 from scheduler_plugin.webhook.normalise import Normaliser
+from scheduler_plugin.webhook.templates import EACH, KINDS, TemplateKind
 from tests.rendering import DEPLOY
 
 FOLDER = DEPLOY / "kueue"
@@ -88,3 +90,48 @@ def test_queues_name_flavors_cohorts_and_topologies_of_their_file(path: Path) ->
         named |= {(kind, spec[field]) for field, kind in (("clusterQueue", "ClusterQueue"), ("topologyName", "Topology")) if field in spec}
         named |= {("Cohort", spec["parentName"])} if "parentName" in spec else set()
         assert named <= there
+
+
+# --- who may write the hold annotation --------------------------------------------------------------------------------------
+
+POLICY, BINDING = yaml.safe_load_all((DEPLOY / "daemonset/components/kueue/policy.yaml").read_text())
+VARIABLES = {one["name"]: " ".join(one["expression"].split()) for one in POLICY["spec"]["variables"]}
+
+
+def in_cel(path: str) -> str:
+    """The expression that reads the templates at a path of ``TemplateKind``."""
+    fields, _, rest = path.partition(f"/{EACH}/")
+    root = "one" + "".join(f".?{field}" for field in fields.split("/"))
+    inner = "".join(f".?{field}" for field in rest.split("/"))
+    if not rest:
+        return root
+    if fields.endswith("ReplicaSpecs"):
+        return f"{root}.orValue({{}}).map(name, {root.replace('?', '')}[name]{inner})"
+    return f"{root}.orValue([]).map(each, each{inner})"
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"), [(kind, path) for kind in KINDS for path in kind.paths], ids=lambda one: str(getattr(one, "kind", one))
+)
+def test_policy_reads_hold_in_templates_of_each_kind(kind: TemplateKind, path: str) -> None:
+    assert re.search(rf"[ \[]{re.escape(in_cel(path))}(,|\]| \+|\)$)", VARIABLES["templates"])
+    rules = POLICY["spec"]["matchConstraints"]["resourceRules"]
+    [rule] = [rule for rule in rules if rule["apiGroups"] == [kind.group] and kind.plural in rule["resources"]]
+    assert set(rule["operations"]) == {"CREATE", "UPDATE"}
+    assert f"'{kind.group}/{kind.kind}'" in VARIABLES["isOfController"]
+
+
+def test_policy_reads_hold_at_every_way_to_annotations_of_pods() -> None:
+    assigned = next(yaml.safe_load_all((DEPLOY / "daemonset/scheduler/policy.yaml").read_text()))["spec"]["matchConstraints"]
+    rules = POLICY["spec"]["matchConstraints"]["resourceRules"]
+    assert rules[: len(assigned["resourceRules"])] == assigned["resourceRules"]
+    assert f"annotations[?'{contract.ANNOTATION_HOLD}']" in VARIABLES["holds"]
+    assert BINDING["spec"] == {"policyName": POLICY["metadata"]["name"], "validationActions": ["Deny"]}
+    assert POLICY["spec"]["failurePolicy"] == "Fail"
+    assert VARIABLES["ownNamespace"] == "request.?namespace.orValue('')", "an object of the whole cluster has none"
+
+
+def test_owner_kinds_of_policy_are_those_whose_templates_it_reads() -> None:
+    named = set(re.findall(r"'([a-z.0-9-]+/[A-Z]\w+)'", VARIABLES["isOfController"]))
+    assert named == {f"{kind.group}/{kind.kind}" for kind in KINDS}
+    assert all(f"{kind.kind.lower()}s" == kind.plural for kind in KINDS), "the policy makes the resource's name of the kind"

@@ -14,6 +14,9 @@
 {{- include "aliquot.certificateSecret" (dict "rules" .rules "settings" $values.scheduler.settings) }}
 {{- end }}
 {{- with index $objects "DaemonSet/aliquot-agent" }}
+{{- if ($values.agent.pod | default dict).hostNetwork }}{{- /* two of these pods have no room on one node: the old one goes first */}}
+{{- $_ := set .spec.updateStrategy "rollingUpdate" (dict "maxUnavailable" "5%" "maxSurge" 0) }}
+{{- end }}
 {{- with $values.agent.updateStrategy }}{{ $_ := set (index $objects "DaemonSet/aliquot-agent").spec "updateStrategy" . }}{{ end }}
 {{- include "aliquot.pods" (dict "root" $.root "template" .spec.template "container" "agent" "values" $values.agent) }}
 {{- include "aliquot.directories" (dict "spec" .spec.template.spec "settings" $values.agent.settings) }}

@@ -57,6 +57,19 @@ class TestAmounts:
     def test_device_without_consumed_memory_is_granted_whole(self):
         assert granted(claim_object("train", result(0, mib=None))).shares == (share(0, 1000),)
 
+    def test_fixed_share_has_memory_of_its_name(self):
+        at = node(inventory=inventory(gpu(0, mib=40960)))
+        fixed = claim_object("train", result("gpu-0-20g-1", mib=None, consumedCapacity=None))
+        assert granted(fixed, at).shares == (share(0, 20480),)
+
+    def test_fixed_share_counts_beside_other_shares(self):
+        at = node(inventory=inventory(gpu(0, mib=40960)))
+        first = granted(claim_object("a", result(0, mib=30720)), at, name="a")
+        refusal = refused(
+            claim_object("train", result("gpu-0-20g-0", mib=None, consumedCapacity=None)), replace(at, ledger=Ledger({"1": first}))
+        )
+        assert refusal.reason is Reason.OVERCOMMITTED
+
     @pytest.mark.parametrize("amount", ["0", "100m", "many"])
     def test_amount_that_is_no_whole_number_is_refused(self, amount):
         claim = claim_object("train", {**result(0), "consumedCapacity": {"memory": amount}})
@@ -96,7 +109,7 @@ class TestRefusals:
     def test_unknown_device(self, wrong):
         assert refused(claim_object("train", {**result(0), **wrong})).reason is Reason.DEVICE_UNKNOWN
 
-    def test_admin_access(self):
+    def test_admin_access_without_setting(self):
         refusal = refused(claim_object("train", result(0, adminAccess=True)))
         assert (refusal.reason, "adminAccess" in refusal.message) == (Reason.REQUEST_INVALID, True)
 
@@ -207,3 +220,56 @@ def test_claim_with_parameters_nested_too_deeply_is_an_error():
     config = b'{"source": "FromClaim", "opaque": {"driver": "nic.example.com", "parameters": {"a": %s}}}' % nested
     with pytest.raises(ContractError, match="too deeply"):
         decode_claim(b'{"metadata": {"uid": "u"}, "status": {"allocation": {"devices": {"config": [%s]}}}}' % config)
+
+
+class TestAdminAccess:
+    CLAIM = claim_object("watch", result(0, mib=None, adminAccess=True), result(1, mib=None, adminAccess=True))
+
+    def test_takes_no_part_of_full_gpus_and_leaves_all_to_others(self):
+        full = grant(ids("0:0", "1:0"), share(0, 1000, 100), share(1, 1000, 100))
+        watching = granted(self.CLAIM, node(full, admin_access=True), name="watch")
+        assert (watching.takes_part, watching.under_shim) == (False, False)
+        later = node(watching)
+        assert granted(claim_object("train", result(0, mib=1000)), later).shares == (share(0, 1000),)
+        assert later.ledger.granting(watching, INVENTORY, 4).states(INVENTORY, 4)[0].free_memory_bytes == 1000 * MIB
+
+    def test_sees_gpu_that_takes_no_new_work(self):
+        broken = replace(INVENTORY, devices=tuple(replace(entry, trouble="XID 79") for entry in INVENTORY.devices))
+        assert len(granted(self.CLAIM, node(admin_access=True, inventory=broken), name="watch").shares) == 2
+
+    def test_status_says_that_nothing_is_limited(self):
+        first, _ = device_status([granted(self.CLAIM, node(admin_access=True), name="watch")], 0.0)
+        assert first["conditions"][0]["message"] == "admin access, without a limit"
+
+
+class TestMigInstances:
+    INVENTORY = inventory(gpu(0, mig=[instance(0, 0, mib=100), instance(0, 1, mib=100)]), gpu(1, mib=1000))
+    NAMES = ("gpu-0-mig-1g10gb-0-0-0", "gpu-0-mig-1g10gb-1-1-0")
+
+    def of(self, name: str, *others: Grant, **stated):
+        return plan(claim_object("train", result(name, mib=None, consumedCapacity=None), **stated), node(*others, inventory=self.INVENTORY))
+
+    def test_instance_is_granted_whole_by_hardware(self):
+        planned = self.of(self.NAMES[0])
+        assert isinstance(planned, Planned), planned
+        assert planned.grant.shares == (share("MIG-0-0", 100),)
+        assert (planned.grant.backend, planned.grant.resource) == (Isolation.MIG, "nvidia.com/mig-1g.10gb")
+
+    def test_instance_in_use_is_refused(self):
+        first = self.of(self.NAMES[0])
+        second = plan(
+            claim_object("other", result(self.NAMES[0], mib=None, consumedCapacity=None)),
+            node(first.grant, inventory=self.INVENTORY),
+            name="other",
+        )
+        assert isinstance(second, Refusal)
+        assert second.reason is Reason.OVERCOMMITTED
+
+    @pytest.mark.parametrize("stated", [{"isolation": "exclusive"}, {"memoryBurst": "1.5"}])
+    def test_parameters_that_no_instance_has_are_refused(self, stated):
+        assert self.of(self.NAMES[0], stated=parameters(**stated)).reason is Reason.REQUEST_INVALID
+
+    def test_request_of_gpu_and_instance_is_refused(self):
+        mixed = claim_object("train", result(self.NAMES[0], mib=None), result(1))
+        with pytest.raises(ContractError, match="GPUs and MIG instances"):
+            plan(mixed, node(inventory=self.INVENTORY))

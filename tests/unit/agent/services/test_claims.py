@@ -36,7 +36,7 @@ class ClaimHarness(Harness):
         self.resources = FakeResourceApi()
         self.requests = ClaimRequests(self.resources)
         self.claims = ClaimManager(
-            ClaimOptions(SECRET, BOOT, NODE, 16), state=self.state, requests=self.requests, contents=self.contents,
+            ClaimOptions(SECRET, BOOT, NODE, 16, admin_access=True), state=self.state, requests=self.requests, contents=self.contents,
             backends=make_backends(self.manager), reporting=Reporting(self.events, self.telemetry), clock=self.clock,
         )  # fmt: skip
         self.sweep = ClaimSweep(self.claims, self.manager, self.liveness, self.requests, NODE)
@@ -83,6 +83,17 @@ async def test_second_prepare_returns_same_grants_without_api(node):
     node.resources.outage = True
     assert await node.claims.prepare(ref("train")) == first
     assert node.resources.reads == 1
+
+
+async def test_admin_access_has_files_without_shim_beside_full_gpu(node):
+    node.resources.put(claim_object("full", result(0, mib=None)))
+    node.resources.put(claim_object("watch", result(0, mib=None, adminAccess=True)))
+    assert not isinstance(await node.claims.prepare(ref("full")), Refusal)
+    (watching,) = await node.claims.prepare(ref("watch"))
+    assert len(node.specs()) == 2
+    assert await node.claims.prepare(ref("watch")) == [watching]
+    await node.claims.unprepare(ref("watch"))
+    assert len(node.specs()) == 1
 
 
 async def test_lost_file_is_written_again_by_prepare(node):

@@ -3,7 +3,7 @@ import asyncio
 
 import pytest
 
-from agent.core.slices import FoundSlice
+from agent.core.slices import FoundSlice, Offer
 from agent.ports.kube import NodeState
 from agent.services.driver_watch import DriverWatch
 from agent.services.pod_cache import PodCache
@@ -24,7 +24,7 @@ class Node:
         self.state = AgentState(DriverWatch(self.driver, 1.0), PodCache(), Disk(base).manager())
         self.cache = SliceCache()
         self.withheld = ""
-        target = SliceTarget(NODE, 16, api=self.api, state=self.state, cache=self.cache, withheld=lambda: self.withheld)
+        target = SliceTarget(NODE, Offer(16), api=self.api, state=self.state, cache=self.cache, withheld=lambda: self.withheld)
         clock = FakeClock()
         clock.monotonic = asyncio.get_running_loop().time
         self.publisher = NodePublisher(NODE, [target], state=self.state, clock=clock, further=[self.cache.changes])

@@ -47,3 +47,9 @@ def test_waiting_agent_is_alive_and_not_ready():
     assert waiting.health("").status == 200
     assert waiting.page("").status == 503
     assert waiting.page("").body.startswith(b"agent a: this agent waits until that one ends")
+
+
+async def test_agent_that_gave_its_place_away_waits_while_the_other_takes_it():
+    taken = [True, True, False]
+    waiting = Standby(FakeLocks(), lambda: taken.pop(0))
+    assert [waiting.is_alone() for _ in range(3)] == [False, False, True]

@@ -389,3 +389,84 @@ async def test_pod_that_a_webhook_changed_takes_a_seat_with_room_for_it(mib: int
     [pod] = world.pods
     assert world.context.workload_seats.has_seat(pod) is takes
     assert world.context.workload_seats.seats == 2
+
+
+async def grown(world: World, *sizes: int) -> list[str]:
+    """Run an elastic job of two whole GPUs, and let it grow to each size; the last one is not admitted yet. Return the workloads' names."""
+    reserve(world, "w0", pod_set(2, GPU_MIB))
+    await look(world)
+    await world.settle()
+    names = ["w0"]
+    for size in sizes:
+        await world.settle()
+        names.append(f"w{len(names)}")
+        world.grow(names[-2], names[-1], size)
+        while world.entry(world.workloads[names[-1]]) is None:
+            assert world.kueue(names[-1])
+        await look(world)
+        await look(world)
+    return names
+
+
+@pytest.mark.parametrize("sizes", [(4,), (3, 4)])
+@pytest.mark.parametrize("leaders", [1, 2])
+async def test_elastic_job_grows_onto_seats_for_its_new_pods_only(sizes: tuple[int, ...], leaders: int) -> None:
+    world = World(nodes={"n1": 4})
+    *_, last = await grown(world, *sizes)
+    assert world.state_of(last) == "Ready"
+    new = sizes[-1] - (2, *sizes)[-2]
+    assert world.context.workload_seats.seats == new, "there is no room for all pods once more"
+    if leaders > 1:
+        world.start()
+    world.intrude(GPU_MIB)
+    await world.settle()
+    assert not world.stuck()
+    assert sum(bool(pod.node_name) for pod in world.pods.values() if pod.uid in world.pod_sets_of) == sizes[-1]
+    assert world.context.workload_seats.seats == 0
+
+
+async def test_elastic_job_without_room_to_grow_waits_and_keeps_its_pods() -> None:
+    world = World(nodes={"n1": 4})
+    _, larger = await grown(world, 5)
+    assert world.state_of(larger) == "Pending"
+    assert "2 of 3 pods" in world.answers[-1].message
+    assert sum(bool(pod.node_name) for pod in world.pods.values()) == 2
+
+
+async def test_evicted_elastic_job_counts_no_pod_of_its_earlier_reservation() -> None:
+    world = World(nodes={"n1": 4})
+    _, larger = await grown(world, 4)
+    await world.settle()
+    world.evict(larger)
+    while world.is_true(world.workloads[larger], "QuotaReserved"):
+        assert world.kueue(larger)
+    while world.is_true(world.workloads[larger], "Evicted"):
+        assert world.kueue(larger)
+    world.list_workloads()  # the watch of pods is late: it shows four that have ended
+    await world.step()
+    assert world.state_of(larger) == "Pending"
+    await look(world)
+    await look(world)
+    assert (world.state_of(larger), world.context.workload_seats.seats) == ("Ready", 4)
+
+
+@pytest.mark.parametrize("leaders", [1, 2])
+async def test_pods_of_old_size_keep_their_seats_while_job_grows(leaders: int) -> None:
+    world = World(nodes={"n1": 4})
+    reserve(world, "w0", pod_set(2, GPU_MIB))
+    await look(world)
+    assert world.kueue("w0")
+    world.grow("w0", "w1", 3)
+    while world.entry(world.workloads["w1"]) is None:
+        assert world.kueue("w1")
+    assert world.is_true(world.workloads["w0"], "Finished")
+    if leaders > 1:
+        world.start()
+    await look(world)
+    assert (world.state_of("w1"), world.context.workload_seats.seats) == ("Pending", 2)
+    for _ in range(4):
+        world.intrude(GPU_MIB)
+    world.deliver()
+    await world.schedule()
+    assert not world.stuck()
+    assert sum(bool(pod.node_name) for pod in world.pods.values()) == 4

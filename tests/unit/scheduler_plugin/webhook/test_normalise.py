@@ -452,6 +452,18 @@ def test_copied_pod_loses_annotations_of_scheduler(kept):
     assert "aliquot.dev/assignment, aliquot.dev/retry is removed" in warning
 
 
+def test_hold_is_removed_from_copy_and_kept_where_controller_passes_it_on():
+    hold = {contract.ANNOTATION_HOLD: "job-a/main"}
+    copied = make_pod({"nvidia.com/vgpu": "1"}, annotations=hold)
+    assert contract.ANNOTATION_HOLD not in admitted(copied)["metadata"].get("annotations", {})
+    [warning] = normaliser().admit(copied).warnings
+    assert f"{contract.ANNOTATION_HOLD} is removed" in warning
+    created = make_pod({"nvidia.com/vgpu": "1"}, annotations=hold)
+    created["metadata"]["ownerReferences"] = [{"apiVersion": "batch/v1", "kind": "Job", "name": "a", "uid": "u", "controller": True}]
+    assert admitted(created)["metadata"]["annotations"] == hold
+    assert normaliser().required_rules().admit(copied).warnings == ()
+
+
 def test_a_copy_that_asks_for_no_gpu_is_left_to_the_policy():
     assert normaliser().admit(make_pod(annotations=WRITTEN_BY_SCHEDULER)) == UNTOUCHED
 

@@ -37,7 +37,8 @@ DOCUMENTED = {
         NVIDIA_GPU_MEMORY_LIMIT NVIDIA_GPU_MEMORY_REQUEST""",
     "Volcano": """volcano.sh/vgpu-number volcano.sh/vgpu-memory volcano.sh/vgpu-memory-percentage volcano.sh/vgpu-cores
         volcano.sh/gpu-number volcano.sh/gpu-memory volcano.sh/vgpu-mode volcano.sh/vgpu-use-gpuuuid volcano.sh/vgpu-nouse-gpuuuid
-        volcano.sh/vgpu-podgroup-policy scheduling.volcano.sh/group-name scheduling.k8s.io/group-name
+        volcano.sh/vgpu-podgroup-policy volcano.sh/resource-strategy-scoring-type volcano.sh/resource-strategy-weight
+        scheduling.volcano.sh/group-name scheduling.k8s.io/group-name
         scheduling.volcano.sh/group-min-member scheduling.volcano.sh/queue-name volcano.sh/preemptable volcano.sh/cooldown-time
         volcano.sh/sla-waiting-time volcano.sh/revocable-zone volcano.sh/jdb-min-available volcano.sh/jdb-max-unavailable
         volcano.sh/qos-level volcano.sh/numa-topology-policy volcano""",

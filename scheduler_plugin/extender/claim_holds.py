@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts the devices of allocated ResourceClaims in the state, each claim as a reservation of its own.
+
+So all other decisions see these devices as taken: what is promised, free and fragmented does not depend on how a pod asked for it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from aliquot.contract import units
+from scheduler_plugin.core.claims.first_fit import Amounts, DeviceKey
+from scheduler_plugin.core.claims.pools import ClaimKey, Pools, StoredClaim, node_of
+from scheduler_plugin.core.cluster.hold_uids import claim_uid
+from scheduler_plugin.core.cluster.pods import Use
+from scheduler_plugin.core.cluster.state import ClusterState, Reservation, Stage
+from scheduler_plugin.core.score.cost import HostDemand
+
+MEMORY: Final = "memory"
+CORES: Final = "cores"
+
+
+class ClaimHolds:
+    """Keeps the state equal to the claims."""
+
+    def __init__(self, state: ClusterState, pools: Pools) -> None:
+        self._state = state
+        self._pools = pools
+        self._unheld: dict[ClaimKey, StoredClaim] = {}
+        """Allocated claims with a device of unknown UUID."""
+
+    def set_claim(self, claim: StoredClaim) -> None:
+        """Store a new or changed claim."""
+        before = self._pools.claims.get(claim.key)
+        if before is not None and before.uid != claim.uid:
+            self.drop_claim(before)
+        self._pools.set_claim(claim)
+        if claim.parts is None:
+            self._release(claim)
+        elif before is None or before.parts != claim.parts:
+            self._hold(claim)
+        for uid in claim.reserved_for if claim.parts is not None else ():
+            self._settle(uid)
+
+    def drop_claim(self, claim: StoredClaim) -> None:
+        """Forget a claim, and free its devices."""
+        self._pools.drop_claim(claim)
+        self._release(claim)
+
+    def replace_claims(self, claims: Iterable[StoredClaim]) -> None:
+        """Store a full list."""
+        listed = {claim.key: claim for claim in claims}
+        for claim in [known for key, known in self._pools.claims.items() if key not in listed]:
+            self.drop_claim(claim)
+        for claim in listed.values():
+            self.set_claim(claim)
+
+    def set_slice(self, one: Mapping[str, Any]) -> None:
+        """Store a new or changed ResourceSlice."""
+        self._pools.set_slice(one)
+        self._hold_again()
+
+    def drop_slice(self, one: Mapping[str, Any]) -> None:
+        """Forget a ResourceSlice. The use of its devices still counts: running pods have them."""
+        self._pools.drop_slice(one)
+
+    def replace_slices(self, slices: Iterable[Mapping[str, Any]]) -> None:
+        """Store a full list."""
+        self._pools.replace_slices(slices)
+        self._hold_again()
+
+    def use(self, node: str, device: DeviceKey, amounts: Amounts | None, *, states_cores: bool) -> tuple[str, Use] | None:
+        """Return a device's UUID and what amounts of it are, as the state counts them; None for a device of unknown UUID.
+
+        Args: amounts: None for the whole device. states_cores: whether cores are reserved, and not only what others leave.
+        """
+        uuid = self._pools.uuids.get(device)
+        if uuid is None:
+            return None
+        memory, cores = (amounts or {}).get(MEMORY), (amounts or {}).get(CORES)
+        memory_mib = self._memory_mib(node, uuid) if memory is None else int(memory) // units.MIB
+        return uuid, Use(memory_mib, int(cores or 0) if states_cores else 0, 1, int(not states_cores))
+
+    def _hold_again(self) -> None:
+        for claim in list(self._unheld.values()):
+            self._hold(claim)
+
+    def _hold(self, claim: StoredClaim) -> None:
+        """Count a claim's devices on the node that has them."""
+        self._unheld.pop(claim.key, None)
+        nodes = sorted({node_of(part.device[:2]) for part in claim.parts or ()} - {""})
+        if not nodes:
+            return
+        uses: dict[str, Use] = {}
+        for part in claim.parts or ():
+            found = self.use(nodes[0], part.device, part.consumed, states_cores=_states_cores(claim.spec, part.request))
+            if found is None:
+                self._unheld[claim.key] = claim
+            else:
+                uuid, use = found
+                uses[uuid] = Use(*map(sum, zip(uses.get(uuid, Use()), use, strict=True)))
+        self._state.reserve(Reservation(claim_uid(claim.uid), nodes[0], uses, HostDemand(), Stage.BINDING))
+
+    def _release(self, claim: StoredClaim) -> None:
+        self._unheld.pop(claim.key, None)
+        self._state.release(claim_uid(claim.uid))
+
+    def _memory_mib(self, node: str, uuid: str) -> int:
+        gpu = self._state.gpu_node(node)
+        entries = () if gpu is None else gpu.devices
+        return next((entry.device.memory_bytes // units.MIB for entry in entries if entry.device.uuid == uuid), 0)
+
+    def _settle(self, pod_uid: str) -> None:
+        """Leave the devices of a pod to its claims, now that these are allocated."""
+        known, pod = self._state.reservations.get(pod_uid), self._state.pods.get(pod_uid)
+        if known is not None and known.footprint and pod is not None and pod.gpu is None:
+            self._state.reserve(replace(known, footprint={}))
+
+
+def _states_cores(spec: Mapping[str, Any], request: str) -> bool:
+    """Whether a request, or the alternative ``request/alternative``, reserves cores."""
+    name, _, alternative = request.partition("/")
+    for one in (spec.get("devices") or {}).get("requests") or ():
+        if one["name"] == name:
+            chosen = one.get("exactly") if not alternative else _alternative(one, alternative)
+            return CORES in ((chosen or {}).get("capacity") or {}).get("requests", {})
+    return False
+
+
+def _alternative(request: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    return next((one for one in request.get("firstAvailable") or () if one["name"] == name), None)

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges nodes for pods with ResourceClaims: by the devices that kube-scheduler will take there, as ``core.claims`` predicts them.
+
+kube-scheduler alone decides on a pod if no claim is for our GPUs, all are allocated, one does not exist yet, or one asks for what is not
+predicted. Then all nodes fit here, with score 0.
+
+A node is refused only if the claims do not fit with what is allocated. What other pods will probably get lowers its score to 0, because
+kube-scheduler itself knows what it has promised. A request with alternatives is rated only where it gets as many devices as its first one
+asks for.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from aliquot import contract
+from aliquot.contract import units
+from aliquot.contract.errors import ContractError
+from aliquot.contract.model import ContainerRequest, ContainerSpec, Pod, Policy, Preferences
+from scheduler_plugin.core.claims.first_fit import Claim, Request, SearchTooLongError, Taken
+from scheduler_plugin.core.claims.pools import Guess, Pools
+from scheduler_plugin.core.cluster.columns import Rows
+from scheduler_plugin.core.cluster.pods import PodFacts, Use
+from scheduler_plugin.core.cluster.reasons import NodeReason
+from scheduler_plugin.core.cluster.state import ClusterState, Reservation, Stage
+from scheduler_plugin.core.fit.columnar import RatingQuery, evaluate
+from scheduler_plugin.core.fit.shapes import Shapes, Verdict, blank, grown
+from scheduler_plugin.core.score.cost import HostDemand
+from scheduler_plugin.extender.cache import keep
+from scheduler_plugin.extender.claim_holds import CORES, MEMORY, ClaimHolds
+from scheduler_plugin.ports import Clock
+
+MOST_KEPT: Final = 128
+"""Verdicts kept, by the shape of a pod's claims."""
+
+Taking: TypeAlias = tuple[tuple[Taken, ...], ...]
+"""The devices of each request."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimQuery:
+    """The claims of a pod that kube-scheduler has to allocate."""
+
+    claims: tuple[Claim, ...]
+    shapes: tuple[bytes, ...]
+    demand: HostDemand
+    policy: Policy
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """The first alternative of each request."""
+        return tuple(alternatives[0] for claim in self.claims for alternatives in claim.requests)
+
+    @property
+    def asks(self) -> tuple[RatingQuery, ...]:
+        """The same as containers that ask for shares."""
+        return tuple(RatingQuery(_as_container(one), Preferences(), self.policy, self.demand) for one in self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class _Predicted:
+    """What was predicted for a node."""
+
+    stamp: tuple[object, ...]
+    """What it depends on: see ``Pools.stamp``, with the identity of the inventory."""
+    reason: NodeReason
+    taking: Taking = ()
+    """Empty if the devices are unknown."""
+    columns: Sequence[Sequence[int]] | None = None
+    """Those of the devices; None if the node cannot be rated."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A verdict, and what was predicted for its rows."""
+
+    verdict: Verdict
+    class_version: int
+    predicted: dict[int, _Predicted] = field(default_factory=dict)
+
+
+class ClaimVerdicts:
+    """The claims of the cluster, and what they mean for new pods."""
+
+    def __init__(self, state: ClusterState, shapes: Shapes, policy: Policy, clock: Clock, soft_seconds: float) -> None:
+        """Args: policy: by which nodes are rated. soft_seconds: as for ``Reservations``."""
+        self.pools = Pools()
+        self.holds = ClaimHolds(state, self.pools)
+        self.pools.on_node = self._touch
+        self.pools.is_expected = lambda uid: uid in state.reservations
+        self.is_listed = False
+        """Whether slices, classes and claims were listed."""
+        self.refused: dict[str, PodFacts] = {}
+        """The pods that fitted nowhere at their last call, by UID."""
+        self._state = state
+        self._shapes = shapes
+        self._policy = policy
+        self._clock = clock
+        self._soft_seconds = soft_seconds
+        self._kept: OrderedDict[tuple[tuple[bytes, ...], HostDemand], _Kept] = OrderedDict()
+
+    def query(self, pod: PodFacts) -> ClaimQuery | str:
+        """Return what a pod claims; a sentence if kube-scheduler alone decides."""
+        if not pod.claims:
+            return "it asks for no GPU of Aliquot, so kube-scheduler alone decides"
+        if not self.is_listed:
+            return "it has ResourceClaims, which the scheduler does not read: kube-scheduler alone decides"
+        found = [self.pools.claims.get((pod.namespace, name)) for name in pod.claims]
+        known = [claim for claim in found if claim is not None]
+        if len(known) < len(found):
+            return "it waits for a ResourceClaim that does not exist yet"
+        waiting = [claim for claim in known if claim.parts is None]
+        if not waiting:
+            return "its ResourceClaims are allocated, so it can only run on their node"
+        try:
+            claims = tuple(self.pools.read(waiting))
+        except ContractError as exc:
+            return f"its ResourceClaims are not predicted, so kube-scheduler alone decides: {exc}"
+        demand = HostDemand(pod.cpu_milli, pod.memory_mib)
+        query = ClaimQuery(claims, tuple(claim.shape for claim in waiting), demand, self._policy)
+        if not any(contract.DRA_DRIVER in expression for request in query.requests for expression in request.selectors):
+            return "its ResourceClaims are not for GPUs of Aliquot, so kube-scheduler alone decides"
+        return query
+
+    def verdict(self, pod: PodFacts) -> Verdict | None:
+        """Judge all nodes for a pod, as if it had no devices yet; None if kube-scheduler alone decides. Valid until the state changes."""
+        query = self.query(pod)
+        return None if isinstance(query, str) else self.judge(pod, query)
+
+    def judge(self, pod: PodFacts, query: ClaimQuery) -> Verdict:
+        """Judge all nodes for these claims."""
+        self._state.wanted.see(_as_shares(pod, query))
+        self._shapes.refresh()
+        with self._state.without(pod.uid):
+            self._state.columns.derive()
+            return self._up_to_date(pod.uid, query).verdict
+
+    def note_outcome(self, pod: PodFacts, *, fits: bool) -> None:
+        """Remember the pods that fit nowhere."""
+        if fits:
+            self.refused.pop(pod.uid, None)
+        else:
+            self.refused[pod.uid] = pod
+
+    def assume(self, pod: PodFacts, row: int) -> None:
+        """Expect a pod on a node that was judged for it, until its claims are allocated or some seconds are over."""
+        query, node = self.query(pod), self._state.names[row]
+        if isinstance(query, str) or ((known := self._state.reservations.get(pod.uid)) is not None and known.stage.is_firm):
+            return
+        taking, uses = self.taking(query, row), dict[str, Use]()
+        for request, group in zip(query.requests, taking, strict=False):
+            for taken in group:
+                found = self.holds.use(node, taken.device, taken.consumed or None, states_cores=CORES in request.amounts)
+                if found is not None:
+                    uses[found[0]] = found[1]
+        expires_at = self._clock.monotonic() + self._soft_seconds
+        self._state.reserve(Reservation(pod.uid, node, uses, query.demand, Stage.SOFT, expires_at, expires_at))
+        self.pools.guess(pod.uid, Guess(node, tuple(taken for group in taking for taken in group)))
+
+    def taking(self, query: ClaimQuery, row: int) -> Taking:
+        """Return the devices that were predicted for claims on a node, by request; empty if unknown."""
+        kept = self._kept.get((query.shapes, query.demand))
+        found = None if kept is None else kept.predicted.get(row)
+        return () if found is None else found.taking
+
+    def devices_of(self, pod: PodFacts) -> tuple[str, ...]:
+        """Return the UUIDs of the GPUs that a pod's claims have."""
+        found = (self.pools.claims.get((pod.namespace, name)) for name in pod.claims)
+        parts = (part for claim in found if claim is not None for part in claim.parts or ())
+        return tuple(dict.fromkeys(uuid for part in parts if (uuid := self.pools.uuids.get(part.device)) is not None))
+
+    def _touch(self, node: str) -> None:
+        """Have a node judged again."""
+        row = self._state.row_of(node)
+        if row is not None:
+            self._state.columns.touch(row)
+
+    def _up_to_date(self, uid: str, query: ClaimQuery) -> _Kept:
+        key, columns = (query.shapes, query.demand), self._state.columns
+        kept = self._kept.get(key)
+        if kept is None or kept.class_version != self.pools.class_version:
+            kept = _Kept(blank(columns.rows), self.pools.class_version)
+            kept.verdict.computed_at = -1
+        if len(kept.verdict.reason) < columns.rows:
+            kept.verdict = grown(kept.verdict, columns.rows)
+        keep(self._kept, key, kept, MOST_KEPT)
+        rows = np.flatnonzero(columns.changed[: columns.rows] > kept.verdict.computed_at)
+        for chunk in columns.chunks(rows):
+            self._judge(uid, query, chunk, kept)
+        kept.verdict.computed_at = columns.change_count
+        return kept
+
+    def _judge(self, uid: str, query: ClaimQuery, rows: Rows, kept: _Kept) -> None:
+        verdict = kept.verdict
+        verdict.reason[rows], verdict.curable[rows], verdict.score[rows], verdict.cost[rows] = NodeReason.NO_GPU.value, False, 0, 0.0
+        rated: dict[int, Sequence[Sequence[int]]] = {}
+        for row in rows.tolist():
+            if not (node := self._state.names[row]):
+                kept.predicted.pop(row, None)
+                continue
+            stamp = (*self.pools.stamp(node, uid), id(self._state.gpu_node(node)))
+            found = kept.predicted.get(row)
+            if found is None or found.stamp != stamp or found.reason.value:
+                found = kept.predicted[row] = self._predict(uid, query, row, stamp)
+            verdict.reason[row] = found.reason.value
+            if found.columns is not None:
+                rated[row] = found.columns
+        if rated:
+            self._rate(query, rated, verdict)
+
+    def _predict(self, uid: str, query: ClaimQuery, row: int, stamp: tuple[object, ...]) -> _Predicted:
+        """Predict whether claims fit on a node, and the devices that they get."""
+        node = self._state.names[row]
+        if not self.pools.offers(node):
+            return _Predicted(stamp, NodeReason.NOT_CLAIMABLE)
+        try:
+            found = self.pools.predict(node, query.claims, uid)
+            if found is not None:
+                taking = tuple(group for claim, taken in zip(query.claims, found, strict=True) for group in _groups(claim, taken))
+                return _Predicted(stamp, NodeReason.FITS, taking, self._columns(query, taking, row))
+            if self.pools.predict(node, query.claims, uid, guesses=False) is None:
+                return _Predicted(stamp, self._lacking(query, row))
+        except (ContractError, SearchTooLongError):
+            pass  # kube-scheduler's own search decides
+        return _Predicted(stamp, NodeReason.FITS)
+
+    def _lacking(self, query: ClaimQuery, row: int) -> NodeReason:
+        """Return why claims do not fit on a node: what its GPUs lack for one of the requests, or else for all together."""
+        weights, rows = self._shapes.weights[self._policy], np.array([row], dtype=np.int64)
+        reasons = (int(evaluate(self._state.columns, rows, ask, weights).reason[0]) for ask in query.asks)
+        return NodeReason(next((reason for reason in reasons if reason != NodeReason.FITS.value), NodeReason.CLAIMS.value))
+
+    def _columns(self, query: ClaimQuery, taking: Taking, row: int) -> list[list[int]] | None:
+        """Return the columns of the devices of each request; None if the inventory lacks one, or another alternative was taken."""
+        gpu = self._state.gpu_node(self._state.names[row])
+        column_of = {} if gpu is None else {entry.device.uuid: column for column, entry in enumerate(gpu.devices)}
+        found = [[column_of.get(self.pools.uuids.get(taken.device, ""), -1) for taken in group] for group in taking]
+        counts = [request.count for request in query.requests]
+        return found if [len(group) for group in found] == counts and all(-1 not in group for group in found) else None
+
+    def _rate(self, query: ClaimQuery, chosen: Mapping[int, Sequence[Sequence[int]]], verdict: Verdict) -> None:
+        """Rate nodes by the devices that the claims get there."""
+        rows, width = np.array(list(chosen), dtype=np.int64), self._state.columns.width
+        parts = []
+        for number, ask in enumerate(query.asks):
+            devices = np.zeros((len(rows), width), dtype=np.bool_)
+            for position, columns in enumerate(chosen.values()):
+                devices[position, columns[number]] = True
+            parts.append((ask, devices))
+        verdict.cost[rows], verdict.score[rows] = self._shapes.rated_on(rows, parts)
+
+
+def _groups(claim: Claim, taken: Sequence[Taken]) -> list[tuple[Taken, ...]]:
+    """Return the devices of each request of a claim."""
+    names = [alternatives[0].name.partition("/")[0] for alternatives in claim.requests]
+    return [tuple(one for one in taken if one.request.partition("/")[0] == name) for name in names]
+
+
+def _as_container(request: Request) -> ContainerRequest:
+    memory, cores = request.amounts.get(MEMORY), request.amounts.get(CORES)
+    memory_bytes = None if memory is None else request.count * -(-int(memory) // units.MIB) * units.MIB
+    return ContainerRequest(request.name, request.count, memory_bytes, None if cores is None else request.count * int(cores))
+
+
+def _as_shares(pod: PodFacts, query: ClaimQuery) -> PodFacts:
+    """Return the pod as if it asked for its devices as shares: by such pods the demand is known."""
+    containers = []
+    for number, ask in enumerate(query.asks):
+        limits = {contract.RESOURCE_VGPU: str(ask.request.vgpus)}
+        if ask.request.memory_bytes is not None:
+            limits[contract.RESOURCE_VGPU_MEMORY] = str(ask.request.memory_bytes // units.MIB)
+        if ask.request.cores_percent is not None:
+            limits[contract.RESOURCE_VGPU_CORES] = str(ask.request.cores_percent)
+        containers.append(ContainerSpec(f"request-{number}", limits))
+    gpu = Pod(pod.namespace, pod.name, pod.uid, "", "Pending", {}, tuple(containers))
+    return PodFacts(pod.uid, pod.namespace, pod.name, "", True, False, pod.priority, pod.cpu_milli, pod.memory_mib, gpu)

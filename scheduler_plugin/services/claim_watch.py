@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps ``extender.claims`` equal to the API's ResourceSlices, DeviceClasses and ResourceClaims, and has refused pods tried again.
+
+kube-scheduler tries a pod again when a claim is free or a slice changes. Its event can come before ours, and then the extender refuses the
+pod with what it knew. So each refused pod that fits now gets an annotation, which makes kube-scheduler try it at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from aliquot import contract
+from aliquot.kube.errors import KubeApiError
+from scheduler_plugin.core.claims.pools import StoredClaim
+from scheduler_plugin.core.cluster.reasons import NodeReason
+from scheduler_plugin.extender.claims import ClaimVerdicts
+from scheduler_plugin.extender.context import ExtenderContext
+
+logger = logging.getLogger(__name__)
+
+PERIOD_SECONDS: Final = 0.25
+_T = TypeVar("_T")
+_Json = Mapping[str, Any]
+
+
+def decode_object(raw: msgspec.Raw) -> _Json:
+    """Decode a ResourceSlice or DeviceClass of a stream."""
+    found: _Json = msgspec.json.decode(raw, type=dict[str, Any])
+    return found
+
+
+class _Receiver(Generic[_T]):
+    """Takes the objects of one kind. Implements the listener of a stream."""
+
+    def __init__(self, put: Callable[[_T], None], drop: Callable[[_T], None], replace: Callable[[list[_T]], None]) -> None:
+        self._put = put
+        self._drop = drop
+        self._replace = replace
+        self._trouble = ""
+        self.is_listed = False
+        self.on_listed: Callable[[], None] = lambda: None
+
+    def listing(self) -> None:
+        """See ``adapters.kube_watch.Listener``."""
+
+    def listed(self, items: list[_T]) -> None:
+        """See ``adapters.kube_watch.Listener``."""
+        self._replace(items)
+        self.is_listed, self._trouble = True, ""
+        self.on_listed()
+
+    def opened(self) -> None:
+        """See ``adapters.kube_watch.Listener``."""
+
+    def changed(self, item: _T) -> None:
+        """See ``adapters.kube_watch.Listener``."""
+        self._put(item)
+
+    def deleted(self, item: _T) -> None:
+        """See ``adapters.kube_watch.Listener``."""
+        self._drop(item)
+
+    def current(self, *, bookmark: bool) -> None:
+        """See ``adapters.kube_watch.Listener``."""
+
+    def trouble(self, sentence: str) -> None:
+        """See ``adapters.kube_watch.Listener``."""
+        if not self._trouble:
+            logger.warning("watching %s", sentence)
+        self._trouble = sentence
+
+
+class ClaimWatch:
+    """The receivers of the three streams."""
+
+    def __init__(self, claims: ClaimVerdicts) -> None:
+        pools, holds = claims.pools, claims.holds
+        self._claims = claims
+        self.slices: _Receiver[_Json] = _Receiver(holds.set_slice, holds.drop_slice, holds.replace_slices)
+        self.classes: _Receiver[_Json] = _Receiver(pools.set_class, pools.drop_class, pools.replace_classes)
+        self.claims: _Receiver[StoredClaim] = _Receiver(holds.set_claim, holds.drop_claim, holds.replace_claims)
+        for one in self._receivers:
+            one.on_listed = self._note_listed
+
+    @property
+    def _receivers(self) -> "tuple[_Receiver[Any], ...]":
+        return self.slices, self.classes, self.claims
+
+    def _note_listed(self) -> None:
+        self._claims.is_listed = all(one.is_listed for one in self._receivers)
+
+
+class Annotator(Protocol):
+    """Of ``ports.PodApi``, what the loop uses."""
+
+    async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
+        """Set annotations of the pod of this UID. Raises KubeApiError."""
+        ...
+
+
+class ClaimRetry:
+    """The loop that has refused pods tried again."""
+
+    def __init__(self, context: ExtenderContext, api: Annotator, leads: Callable[[], bool]) -> None:
+        """Args: leads: whether this replica decides."""
+        self._context = context
+        self._api = api
+        self._leads = leads
+        self._seen_count = -1
+        self._started_at = round(context.clock.now())
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD_SECONDS)
+            await self.step()
+
+    async def step(self) -> None:
+        """Look once."""
+        state, claims = self._context.state, self._context.claims
+        if not claims.refused or not self._leads() or state.columns.change_count == self._seen_count:
+            return
+        for uid, pod in list(claims.refused.items()):
+            known = state.pods.get(uid)
+            if known is None or known.node_name:
+                claims.refused.pop(uid, None)
+                continue
+            verdict = claims.verdict(pod)
+            if verdict is None or (verdict.reason == NodeReason.FITS.value).any():
+                claims.refused.pop(uid, None)
+                await self._retry(pod.namespace, pod.name, uid)
+        self._seen_count = state.columns.change_count
+
+    async def _retry(self, namespace: str, name: str, uid: str) -> None:
+        value = f"{self._started_at}-{self._context.state.columns.change_count}"
+        try:
+            await self._api.annotate(namespace, name, uid, {contract.ANNOTATION_RETRY: value})
+        except KubeApiError as exc:  # kube-scheduler itself tries again after some minutes
+            logger.warning("pod not tried again: %s", exc, extra={"pod": f"{namespace}/{name}", "pod_uid": uid})

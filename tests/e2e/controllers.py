@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other projects' controllers in the cluster under test: each built from its module, and installed from its own manifests."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import yaml
+
+from release.archive import write_archive
+from tests.e2e.cluster import images
+from tests.e2e.cluster.cluster import Cluster
+from tests.e2e.cluster.host import JOBSET, KUEUE, LWS, GoPrograms, built_programs, module_source
+from tests.e2e.cluster.paths import BUILD
+from tests.e2e.kubectl import Kubectl, Object, eventually
+
+UNPRIVILEGED = 65532
+DELETE_SECONDS = 90
+READY_SECONDS = 300
+"""A controller is ready once kubelet has renewed the files of the Secret with its certificate: up to ninety seconds on an idle node."""
+
+
+@dataclass(frozen=True)
+class Controller:
+    """A controller, and an object that its webhooks admit as soon as they serve: their certificate comes a moment after the pod."""
+
+    name: str
+    programs: GoPrograms
+    probe: Object = field(hash=False)
+    configure: Callable[[Sequence[Object]], None] = lambda _objects: None
+    """Changes its objects before they are applied."""
+
+
+_CONTAINER = {"name": "main", "image": "probe"}
+_TEMPLATE = {"spec": {"containers": [_CONTAINER]}}
+_JOB = {"spec": {"template": {"spec": {"restartPolicy": "Never", "containers": [_CONTAINER]}}}}
+
+
+def _probe(api_version: str, kind: str, **spec: object) -> Object:
+    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": "probe"}, **({"spec": spec} if spec else {})}
+
+
+KUEUE_CONTROLLER = Controller("kueue", KUEUE, _probe("kueue.x-k8s.io/v1beta2", "ResourceFlavor"))
+JOBSET_CONTROLLER = Controller(
+    "jobset", JOBSET, _probe("jobset.x-k8s.io/v1alpha2", "JobSet", replicatedJobs=[{"name": "probe", "template": _JOB}])
+)
+LWS_CONTROLLER = Controller(
+    "lws", LWS, _probe("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", leaderWorkerTemplate={"size": 2, "workerTemplate": _TEMPLATE})
+)
+
+
+@contextmanager
+def installed(kubectl: Kubectl, node: Cluster, *controllers: Controller) -> Iterator[None]:
+    """Run controllers inside the block."""
+    objects = [_objects(kubectl, node, controller) for controller in controllers]
+    try:
+        for own in objects:
+            kubectl.run("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump_all(own))
+        for controller, own in zip(controllers, objects, strict=True):
+            _wait_until_served(kubectl, controller, _manager(own))
+        yield
+    finally:
+        # Without its controller, a webhook would refuse all pods.
+        together = sorted((item for own in objects for item in own), key=lambda item: "WebhookConfiguration" not in item["kind"])
+        text = yaml.safe_dump_all(together)
+        kubectl.run("delete", "--ignore-not-found", "--filename=-", stdin=text, timeout_seconds=DELETE_SECONDS)
+
+
+def _objects(kubectl: Kubectl, node: Cluster, controller: Controller) -> list[Object]:
+    """Return a controller's own manifests, for an image that is on the node."""
+    [program] = controller.programs.names
+    image, archive = f"aliquot.test/{controller.name}:e2e", BUILD / f"images/{controller.name}.tar"
+    rootfs = images.Rootfs(files={"manager": built_programs(controller.programs) / program})
+    write_archive(archive, image, [rootfs.layer()], {"Entrypoint": ["/manager"], "User": str(UNPRIVILEGED)})
+    node.import_image(archive)
+    source = module_source(controller.programs.module) / "config/default"
+    objects = list(yaml.safe_load_all(kubectl.run("kustomize", str(source))))
+    spec = _manager(objects)["spec"]
+    spec["replicas"] = 1
+    # Without its requests: LeaderWorkerSet's are more than the node has left.
+    spec["template"]["spec"]["containers"][0].update(image=image, imagePullPolicy="IfNotPresent", resources={})
+    controller.configure(objects)
+    return objects
+
+
+def _manager(objects: Sequence[Object]) -> Object:
+    [manager] = [item for item in objects if item["kind"] == "Deployment"]
+    return manager
+
+
+def _wait_until_served(kubectl: Kubectl, controller: Controller, manager: Object) -> None:
+    system, name = kubectl.within(manager["metadata"]["namespace"]), manager["metadata"]["name"]
+
+    def is_ready() -> bool:
+        return bool(system.get("deployment", name).get("status", {}).get("readyReplicas"))
+
+    def serves() -> bool:
+        try:
+            kubectl.run("apply", "--dry-run=server", "--filename=-", stdin=yaml.safe_dump(controller.probe))
+        except AssertionError:
+            return False
+        return True
+
+    eventually(is_ready, f"{name} to be ready", seconds=READY_SECONDS, otherwise=lambda: _explain(system))
+    eventually(serves, f"the webhooks of {name} to answer", seconds=READY_SECONDS, otherwise=lambda: _explain(system))
+
+
+def _explain(system: Kubectl) -> str:
+    """The pods of a controller that is not ready, and the last lines of each that ran."""
+    said = []
+    for pod in system.all("pods"):
+        name = pod["metadata"]["name"]
+        said.append(system.explain(name))
+        if pod["status"].get("containerStatuses", [{}])[0].get("containerID"):
+            said.append(system.logs(name, "--tail=12"))
+    return "\n".join(said)

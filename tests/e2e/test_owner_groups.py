@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gangs from owners with the controllers that own the pods: JobSet and LeaderWorkerSet themselves, from their own manifests.
+
+No pod and no template says that it is in a gang. Only the namespace has the label.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from aliquot import contract
+from tests.e2e.cluster.cluster import Cluster
+from tests.e2e.controllers import JOBSET_CONTROLLER, LWS_CONTROLLER, installed
+from tests.e2e.kubectl import Kubectl, Object, eventually
+from tests.e2e.product import GPU_MEMORY_MIB, GPUS, HOLD_OPEN, Slice, slice_pod, with_components
+
+START_SECONDS = 60
+SMALL = Slice(1000)
+TWO_GPUS = Slice(2 * GPU_MEMORY_MIB, vgpus=2)
+NO_ROOM = "gang: no room for enough members at once"
+
+
+@pytest.fixture(scope="module")
+def workloads(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[None]:
+    """The product with gangs from owners, and the controllers of the workloads; gone afterwards."""
+    with with_components(product, ["gangs-from-owners"], scratch_in_tree), installed(product, node, JOBSET_CONTROLLER, LWS_CONTROLLER):
+        yield
+
+
+@pytest.fixture
+def labelled(workloads: None, kubectl: Kubectl) -> Iterator[Kubectl]:
+    """A namespace with gangs from owners. The workloads go first, or their controllers would create deleted pods again."""
+    del workloads
+    kubectl.run("label", "namespace", kubectl.namespace, f"{contract.LABEL_GANG_FROM_OWNER}=true")
+    yield kubectl
+    kubectl.run("delete", "jobsets,leaderworkersets", "--all", "--cascade=foreground", timeout_seconds=START_SECONDS)
+
+
+def template(wanted: Slice, command: Sequence[str] = HOLD_OPEN, **spec: object) -> Object:
+    """The template of pods that ask for a slice."""
+    return {"spec": {**slice_pod("", wanted, command)["spec"], **spec}}
+
+
+def job(name: str, pods: Object, size: int, **fields: object) -> Object:
+    """A replicated job of a JobSet. Args: size: pods of each Job."""
+    return {"name": name, **fields, "template": {"spec": {"parallelism": size, "completions": size, "template": pods}}}
+
+
+def jobset(name: str, *jobs: Object, exclusive: bool = False, **spec: object) -> Object:
+    annotations = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "kubernetes.io/hostname"} if exclusive else {}
+    metadata = {"name": name, "annotations": annotations}
+    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata, "spec": {"replicatedJobs": jobs, **spec}}
+
+
+def leader_worker_set(name: str, wanted: Slice, size: int, *, exclusive: bool = False, **spec: object) -> Object:
+    annotations = {"leaderworkerset.sigs.k8s.io/exclusive-topology": "kubernetes.io/hostname"} if exclusive else {}
+    workers = template(wanted, restartPolicy="Always")
+    metadata = {"name": name, "annotations": annotations}
+    wanted_spec = {**spec, "leaderWorkerTemplate": {"size": size, "workerTemplate": workers}}
+    return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "metadata": metadata, "spec": wanted_spec}
+
+
+def members(kubectl: Kubectl, owner: str) -> list[Object]:
+    """The pods whose names begin with an owner's."""
+    return [pod for pod in kubectl.all("pods") if pod["metadata"]["name"].startswith(owner) and "deletionTimestamp" not in pod["metadata"]]
+
+
+def annotation(pod: Object, name: str) -> str:
+    text: str = pod["metadata"].get("annotations", {}).get(name, "")
+    return text
+
+
+def wait_for_running(kubectl: Kubectl, owner: str, count: int) -> list[str]:
+    """Wait until this many pods of an owner run; return the minimum of each one's gang, empty without a gang."""
+
+    def is_running() -> bool:
+        return sum(pod["status"].get("phase") == "Running" for pod in members(kubectl, owner)) == count
+
+    eventually(is_running, f"{count} pods of {owner} to run", seconds=START_SECONDS,
+               otherwise=lambda: kubectl.run("get", "pods", "--output=wide") + kubectl.run("get", "events")[-3000:])  # fmt: skip
+    return sorted(annotation(pod, contract.ANNOTATION_GANG_MIN) for pod in members(kubectl, owner))
+
+
+TRAIN = jobset(
+    "train",
+    job("prepare", template(SMALL, ["true"]), 1),
+    job("workers", template(TWO_GPUS), 2, replicas=2, dependsOn=[{"name": "prepare", "status": "Complete"}]),
+)
+"""The workers need all GPUs, and exist only after the first job."""
+SERVE = leader_worker_set("serve", TWO_GPUS, 4)
+
+
+@pytest.mark.parametrize(("workload", "owner"), [pytest.param(TRAIN, "train-workers", id="jobset"), pytest.param(SERVE, "serve", id="lws")])
+def test_no_pod_of_workload_starts_before_all_have_room(labelled: Kubectl, workload: Object, owner: str) -> None:
+    labelled.apply(slice_pod("filler", Slice(GPU_MEMORY_MIB)))
+    labelled.wait_for_phase("filler", "Running", seconds=START_SECONDS)
+    labelled.apply(workload)
+    eventually(lambda: len(members(labelled, owner)) == GPUS // 2, "all members to exist", seconds=START_SECONDS)
+    name = members(labelled, owner)[0]["metadata"]["name"]
+    eventually(lambda: any(NO_ROOM in event for event in labelled.events(name)), "the gang to be refused", seconds=START_SECONDS,
+               otherwise=lambda: labelled.explain(name))  # fmt: skip
+    assert not [pod for pod in members(labelled, owner) if pod["spec"].get("nodeName")], "three of the four have room"
+    labelled.delete("pod", "filler")
+    assert wait_for_running(labelled, owner, GPUS // 2) == ["4"] * (GPUS // 2)
+
+
+IN_ORDER = {"startupPolicyOrder": "InOrder"}
+STEPWISE = [
+    pytest.param(
+        jobset("steps", job("first", template(SMALL), 1), job("second", template(SMALL), 2), startupPolicy=IN_ORDER),
+        3, ["", "2", "2"], id="jobset in order",
+    ),
+    pytest.param(jobset("steps", job("only", template(SMALL), 3), exclusive=True), 3, ["", "2", "2"], id="jobset with exclusive topology"),
+    pytest.param(
+        leader_worker_set("steps", SMALL, 3, replicas=2, startupPolicy="LeaderReady"),
+        6, ["", "", "2", "2", "2", "2"], id="lws whose leader is ready first",
+    ),
+    pytest.param(leader_worker_set("steps", SMALL, 3, exclusive=True), 3, ["", "2", "2"], id="lws with exclusive topology"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("workload", "count", "minima"), STEPWISE)
+def test_workload_that_starts_in_steps_has_gang_for_each(labelled: Kubectl, workload: Object, count: int, minima: list[str]) -> None:
+    labelled.apply(workload)
+    assert wait_for_running(labelled, "steps", count) == minima
+    gangs = Counter(annotation(pod, contract.ANNOTATION_GANG) for pod in members(labelled, "steps"))
+    assert all(gangs[annotation(pod, contract.ANNOTATION_GANG)] == int(minimum) for pod in members(labelled, "steps")
+               if (minimum := annotation(pod, contract.ANNOTATION_GANG_MIN)))  # fmt: skip

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tests/e2e/test_dra.py has the same selectors evaluated by kube-scheduler."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.contract.errors import ContractError
+from aliquot.contract.model import ContainerRequest, Preferences
+from aliquot.placement import model_name
+from scheduler_plugin.core.claims.first_fit import Device
+from scheduler_plugin.core.claims.selecting import meets
+from scheduler_plugin.core.claims.templates import template_of
+
+OURS = "gpu.aliquot.dev"
+
+
+def device(model: str = "NVIDIA H200", uuid: str = "GPU-a") -> Device:
+    attributes = {
+        f"{OURS}/type": ("string", "gpu"),
+        f"{OURS}/productName": ("string", model),
+        f"{OURS}/uuid": ("string", uuid),
+        "resource.kubernetes.io/numaNode": ("int", 1),
+        "x.y/flag": ("bool", True),
+    }
+    return Device((OURS, "n1", "gpu-0"), attributes=attributes)
+
+
+ATTRIBUTES = f"device.attributes['{OURS}']"
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("device.driver == 'gpu.aliquot.dev'", True),
+        ('device.driver == "gpu.nvidia.com"', False),
+        ("device.driver != 'gpu.nvidia.com'", True),
+        (f"device.driver == '{OURS}' && {ATTRIBUTES}.type == 'gpu'", True),
+        (f"device.driver == 'x' || {ATTRIBUTES}.type == 'gpu'", True),
+        (f"!({ATTRIBUTES}.uuid in ['GPU-b', \"GPU-a\"])", False),
+        (f"{ATTRIBUTES}.uuid in []", False),
+        (f"{ATTRIBUTES}.productName.matches('(?i)h200')", True),
+        (f"!{ATTRIBUTES}.productName.matches('^H200')", True),
+        ("device.attributes['resource.kubernetes.io'].numaNode == 1", True),
+        ("device.attributes['resource.kubernetes.io'].numaNode == 0", False),
+        ("device.attributes['x.y'].flag", True),
+        ("device.attributes['x.y'].flag == false || false == true", False),
+        (f"(device.driver == 'a' || device.driver == '{OURS}') && !(device.driver == 'b')", True),
+    ],
+)
+def test_comparison_of_attributes_is_evaluated(expression: str, expected: bool) -> None:
+    assert meets(expression, device()) is expected
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        f"{ATTRIBUTES}.cudaComputeCapability.isGreaterThan(semver('8.0.0'))",
+        f"{ATTRIBUTES}.absent == 'x'",
+        "device.capacity['gpu.aliquot.dev'].memory.compareTo(quantity('10Gi')) > 0",
+        "'x' in device.attributes",
+        f"{ATTRIBUTES}.productName.matches('\\\\d+')",
+        f"{ATTRIBUTES}.productName",
+        f"{ATTRIBUTES}.productName.matches('(')",
+        "device.driver == ",
+        "device.driver == 'a' 'b'",
+        "device.driver == 'a",
+        "",
+        "(" * 4000,
+    ],
+)
+def test_other_expression_is_not_guessed(expression: str) -> None:
+    with pytest.raises(ContractError):
+        meets(expression, device())
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_evaluated_or_refused(text: str) -> None:
+    with contextlib.suppress(ContractError):
+        assert meets(text, device()) in (True, False)
+
+
+@given(
+    st.sampled_from(["h200", "H20", "A10*", "*H20*", "=NVIDIA H200"]), st.sampled_from(["NVIDIA H200", "NVIDIA H20", "NVIDIA A100-SXM4"])
+)
+def test_selectors_of_our_templates_mean_what_placement_means(name: str, model: str) -> None:
+    spec = template_of(ContainerRequest("main", 1), Preferences(gpu_type=(name,))).spec
+    selectors = [one["cel"]["expression"] for one in spec["devices"]["requests"][0]["exactly"]["selectors"]]
+    assert all(meets(one, device(model)) for one in selectors) is model_name.matches(name, model)
+
+
+def test_uuids_of_our_templates_are_compared() -> None:
+    spec = template_of(ContainerRequest("main", 1), Preferences(gpu_uuid=("GPU-a",), gpu_uuid_not=("GPU-b",))).spec
+    selectors = [one["cel"]["expression"] for one in spec["devices"]["requests"][0]["exactly"]["selectors"]]
+    assert [all(meets(one, device(uuid=uuid)) for one in selectors) for uuid in ("GPU-a", "GPU-b")] == [True, False]

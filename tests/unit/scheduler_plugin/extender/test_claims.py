@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""filter and prioritize for pods with ResourceClaims."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aliquot.contract.model import Policy
+from scheduler_plugin.core.cluster.hold_uids import claim_uid
+from scheduler_plugin.core.cluster.pods import Use
+from scheduler_plugin.core.cluster.reasons import NodeReason
+from scheduler_plugin.core.cluster.state import ClusterState
+from scheduler_plugin.extender.claims import ClaimVerdicts
+from scheduler_plugin.extender.context import ExtenderContext
+from scheduler_plugin.extender.prioritize import prioritize_nodes
+from tests.unit.scheduler_plugin.builders import filter_body, make_context, make_node
+from tests.unit.scheduler_plugin.claim_builders import asking, claim_of, class_of, pod_json, pod_of, result, serve, slice_of
+
+NODES = ["n1", "n2", "n3"]
+
+
+def cluster(*, devices: int = 2, served: Sequence[str] = NODES) -> ExtenderContext:
+    state = ClusterState()
+    nodes = {name: make_node(name, devices) for name in NODES}
+    for node in nodes.values():
+        state.set_gpu_node(node)
+    context = make_context(state)
+    serve(context, *(nodes[name] for name in served))
+    return context
+
+
+def body(pod: Any, names: Sequence[str] = NODES) -> bytes:
+    return json.dumps({"Pod": pod, "NodeNames": list(names)}).encode()
+
+
+def filtered(context: ExtenderContext, pod: Any, names: Sequence[str] = NODES) -> tuple[list[str], dict[str, str]]:
+    reply = json.loads(filter_body(context, body(pod, names), 0.0))
+    assert not reply["Error"]
+    return reply["NodeNames"], {**(reply["FailedNodes"] or {}), **(reply["FailedAndUnresolvableNodes"] or {})}
+
+
+def scores(context: ExtenderContext, pod: Any, names: Sequence[str] = NODES) -> dict[str, int]:
+    return {one["Host"]: one["Score"] for one in json.loads(prioritize_nodes(context, body(pod, names)))}
+
+
+def allocate(context: ExtenderContext, name: str, node: str, minor: int, memory: str, *users: str) -> None:
+    """Show a claim that another pod has."""
+    context.claims.holds.set_claim(claim_of(name, asking(memory=memory), results=[result(node, minor, memory=memory)], reserved_for=users))
+
+
+def test_node_without_room_for_claims_is_refused_with_sentence():
+    context = cluster()
+    for minor in range(2):
+        allocate(context, f"full-{minor}", "n1", minor, "900Mi")
+    context.claims.holds.set_claim(claim_of("mine", asking(memory="200Mi")))
+    fitting, failed = filtered(context, pod_json("p", "mine"))
+    assert fitting == ["n2", "n3"]
+    assert failed == {"n1": NodeReason.MEMORY.sentence}
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        pytest.param(asking(count=3, memory="1Mi"), NodeReason.COUNT, id="too few GPUs"),
+        pytest.param(asking(memory="2000Mi"), NodeReason.MEMORY, id="more than a GPU has"),
+        pytest.param(asking(memory="1Mi", cores="200"), NodeReason.CORES, id="cores"),
+        pytest.param(asking(selector="device.attributes['gpu.aliquot.dev'].productName == 'B200'"), NodeReason.CLAIMS, id="selector"),
+    ],
+)
+def test_claim_that_fits_nowhere_is_refused_on_each_node(request_: Any, reason: NodeReason):
+    context = cluster()
+    context.claims.holds.set_claim(claim_of("mine", request_))
+    assert filtered(context, pod_json("p", "mine")) == ([], dict.fromkeys(NODES, reason.sentence))
+    assert list(context.claims.refused) == ["p"]
+
+
+def test_node_of_device_plugin_is_refused():
+    context = cluster(served=["n2"])
+    context.claims.holds.set_claim(claim_of("mine", asking(memory="1Mi")))
+    assert filtered(context, pod_json("p", "mine")) == (["n2"], dict.fromkeys(["n1", "n3"], NodeReason.NOT_CLAIMABLE.sentence))
+
+
+def test_node_without_inventory_is_left_to_kube_scheduler():
+    context = cluster()
+    context.claims.holds.set_claim(claim_of("mine", asking(memory="1Mi")))
+    assert filtered(context, pod_json("p", "mine"), [*NODES, "new"])[0] == [*NODES, "new"]
+    assert scores(context, pod_json("p", "mine"), [*NODES, "new"])["new"] == 0
+
+
+UNKNOWN = {
+    "claim does not exist": [],
+    "selector": [claim_of("mine", asking(selector="device.attributes['a.b'].c.isGreaterThan(semver('1.0.0'))"))],
+    "class": [claim_of("mine", asking(device_class="other"))],
+    "admin access": [claim_of("mine", {"name": "r", "exactly": {"deviceClassName": "vgpu.aliquot.dev", "adminAccess": True}})],
+    "allocated": [claim_of("mine", asking(memory="1Mi"), results=[result("n1", 0, memory="1Mi")])],
+    "another driver": [claim_of("mine", asking(device_class="nic"))],
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_not_predicted_is_left_to_kube_scheduler(name: str):
+    context = cluster()
+    context.claims.pools.set_class(class_of("nic", "device.driver == 'nic'"))
+    for claim in UNKNOWN[name]:
+        context.claims.holds.set_claim(claim)
+    assert filtered(context, pod_json("p", "mine")) == (NODES, {})
+    assert isinstance(context.claims.query(pod_of("p", "mine")), str)
+
+
+def test_claims_are_left_to_kube_scheduler_until_all_are_listed():
+    context = cluster()
+    context.claims.is_listed = False
+    context.claims.holds.set_claim(claim_of("mine", asking(memory="5000Mi")))
+    assert filtered(context, pod_json("p", "mine")) == (NODES, {})
+
+
+def test_node_is_rated_by_device_that_kube_scheduler_takes_there():
+    """On n1 the first GPU with room is the empty one, on n2 the used one: the best GPU of both nodes would be equally good."""
+    context = cluster()
+    half: Any = {"memory": "500Mi", "cores": "50"}
+    for name, node, minor in (("a", "n1", 1), ("b", "n2", 0)):
+        context.claims.holds.set_claim(claim_of(name, asking(**half), results=[result(node, minor, **half)]))
+    context.claims.holds.set_claim(claim_of("mine", asking(**half)))
+    found = scores(context, pod_json("p", "mine"), ["n1", "n2"])
+    assert found["n2"] > found["n1"]
+    query = context.claims.query(pod_of("p", "mine"))
+    assert not isinstance(query, str)
+    assert context.claims.taking(query, context.state.rows_by_name["n1"])[0][0].device[2] == "gpu-0"
+
+
+def test_next_pod_is_not_rated_by_room_of_earlier_pod():
+    context = cluster(devices=1)
+    for name in ("one", "two"):
+        context.claims.holds.set_claim(claim_of(name, asking(memory="700Mi")))
+    found = scores(context, pod_json("p1", "one"))
+    first = max(found, key=found.__getitem__)
+    second = scores(context, pod_json("p2", "two"))
+    assert second[first] == 0
+    assert first in filtered(context, pod_json("p2", "two"))[0]
+    assert scores(context, pod_json("p1", "one"))[first] == found[first]
+
+
+def test_devices_of_claim_are_counted_once_from_guess_to_running_pod():
+    context = cluster(devices=1)
+    state, claims = context.state, context.claims
+    claims.holds.set_claim(claim_of("mine", asking(memory="700Mi", cores="30")))
+    state.set_pod(pod_of("p", "mine"))
+    filtered(context, pod_json("p", "mine"), ["n1"])
+    used = {"GPU-n1-0": Use(700, 30, 1, 0)}
+    assert state.footprint_of("p") == used
+    claims.holds.set_claim(
+        claim_of("mine", asking(memory="700Mi", cores="30"), results=[result("n1", 0, memory="700Mi", cores="30")], reserved_for=["p"])
+    )
+    assert (state.footprint_of("p"), state.footprint_of(claim_uid("claim-mine"))) == ({}, used)
+    state.set_pod(pod_of("p", "mine", node="n1"))
+    assert int(state.columns.used_mib[state.rows_by_name["n1"], 0]) == 700
+    assert claims.devices_of(pod_of("p", "mine", node="n1")) == ("GPU-n1-0",)
+    claims.holds.drop_claim(claims.pools.claims["team", "mine"])
+    assert int(state.columns.used_mib[state.rows_by_name["n1"], 0]) == 0
+
+
+def test_claim_of_unknown_slice_is_counted_once_slice_is_there():
+    state = ClusterState()
+    node = make_node("n1", 1)
+    state.set_gpu_node(node)
+    context = make_context(state)
+    allocate(context, "early", "n1", 0, "300Mi")
+    assert int(state.columns.used_mib[0, 0]) == 0
+    context.claims.holds.set_slice(slice_of(node))
+    assert int(state.columns.used_mib[0, 0]) == 300
+    context.claims.holds.replace_slices([])  # kubelet restarted
+    assert int(state.columns.used_mib[0, 0]) == 300
+
+
+def test_expired_guess_counts_no_more():
+    context = cluster(devices=1)
+    for name in ("one", "two"):
+        context.claims.holds.set_claim(claim_of(name, asking(memory="700Mi")))
+    found = scores(context, pod_json("p1", "one"))
+    taken = max(found, key=found.__getitem__)
+    assert context.state.expire(now=11.0, pods_current_at=11.0) == 1
+    assert scores(context, pod_json("p2", "two"))[taken] > 0
+
+
+MEMORY = st.sampled_from(["100Mi", "300Mi", "500Mi", "1000Mi"])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("allocate"), st.integers(0, 3), st.sampled_from(NODES), st.integers(0, 1), MEMORY),
+        st.tuples(st.just("free"), st.integers(0, 3)),
+        st.tuples(st.just("rate"), st.integers(4, 6)),
+        st.tuples(st.just("slices"), st.sampled_from(NODES), st.booleans()),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_kept_verdicts_equal_new_ones_after_any_history(steps: list[tuple[Any, ...]]):
+    context = cluster()
+    claims, state = context.claims, context.state
+    for number, memory in ((4, "300Mi"), (5, "500Mi"), (6, "1000Mi")):
+        claims.holds.set_claim(claim_of(str(number), asking(memory=memory, cores="10")))
+    for step in steps:
+        match step:
+            case ("allocate", number, node, minor, memory):
+                allocate(context, str(number), node, minor, memory)
+            case ("free", number):
+                claims.holds.set_claim(claim_of(str(number), asking()))
+            case ("rate", number):
+                scores(context, pod_json(f"p{number}", str(number)))
+            case ("slices", node, there):
+                one = slice_of(make_node(node, 2))
+                (claims.holds.set_slice if there else claims.holds.drop_slice)(one)
+    fresh = ClaimVerdicts(state, context.verdicts.shapes, Policy.FRAG, context.clock, 10.0)
+    fresh.pools, fresh.is_listed = claims.pools, True
+    for number in (4, 5, 6):
+        pod = pod_of(f"p{number}", str(number))
+        query = claims.query(pod)
+        assert not isinstance(query, str)
+        kept, new = claims.judge(pod, query), fresh.judge(pod, query)
+        np.testing.assert_array_equal(kept.reason, new.reason)
+        np.testing.assert_array_equal(kept.score, new.score)

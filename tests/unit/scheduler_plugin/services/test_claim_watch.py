@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The streams of slices, classes and claims, and refused pods that are tried again."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from aliquot import contract
+from aliquot.kube.errors import KubeApiError
+from scheduler_plugin.core.claims.pools import decode_claim
+from scheduler_plugin.core.cluster.state import ClusterState
+from scheduler_plugin.extender.context import ExtenderContext
+from scheduler_plugin.services.claim_watch import ClaimRetry, ClaimWatch, decode_object
+from tests.unit.scheduler_plugin.builders import filter_body, make_context, make_node
+from tests.unit.scheduler_plugin.claim_builders import asking, claim_of, class_of, pod_json, pod_of, result, slice_of
+
+
+class Pods:
+    """Implements ``services.claim_watch.Annotator``."""
+
+    def __init__(self) -> None:
+        self.annotated: list[str] = []
+        self.fails = False
+
+    async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
+        assert (namespace, list(annotations)) == ("team", [contract.ANNOTATION_RETRY])
+        if self.fails:
+            raise KubeApiError("no reply")
+        self.annotated.append(uid)
+
+
+def watched() -> tuple[ExtenderContext, ClaimWatch]:
+    state = ClusterState()
+    node = make_node("n1", 1)
+    state.set_gpu_node(node)
+    context = make_context(state)
+    watch = ClaimWatch(context.claims)
+    watch.slices.listed([slice_of(node)])
+    watch.classes.listed([class_of()])
+    watch.claims.listed([])
+    return context, watch
+
+
+def refused(context: ExtenderContext, name: str) -> bool:
+    body = json.dumps({"Pod": pod_json(name, name), "NodeNames": ["n1"]}).encode()
+    return not json.loads(filter_body(context, body, 0.0))["NodeNames"]
+
+
+def held(name: str = "old", memory: str = "900Mi"):
+    return claim_of(name, asking(memory=memory), results=[result("n1", 0, memory=memory)])
+
+
+def test_claims_are_judged_once_all_three_kinds_are_listed():
+    context = make_context(ClusterState())
+    watch = ClaimWatch(context.claims)
+    for receiver in (watch.slices, watch.classes, watch.claims):
+        assert not context.claims.is_listed
+        receiver.listed([])
+    assert context.claims.is_listed
+
+
+@pytest.mark.parametrize("way", ["deleted", "freed", "not in the list"])
+def test_refused_pod_is_tried_again_when_claim_is_free(way: str):
+    context, watch = watched()
+    pods = Pods()
+    retry = ClaimRetry(context, pods, lambda: True)
+    context.state.set_pod(pod_of("new", "new"))
+    watch.claims.changed(held())
+    watch.claims.changed(mine := claim_of("new", asking(memory="500Mi")))
+    assert refused(context, "new")
+    asyncio.run(retry.step())
+    assert pods.annotated == []
+    match way:
+        case "deleted":
+            watch.claims.deleted(held())
+        case "freed":
+            watch.claims.changed(claim_of("old", asking(memory="900Mi")))
+        case _:
+            watch.claims.listed([mine])
+    asyncio.run(retry.step())
+    asyncio.run(retry.step())
+    assert pods.annotated == ["new"]
+    assert not refused(context, "new")
+
+
+def test_only_the_leader_has_pods_tried_again_and_gone_pods_are_forgotten():
+    context, watch = watched()
+    pods, leads = Pods(), [False]
+    retry = ClaimRetry(context, pods, lambda: leads[0])
+    for name in ("waits", "gone"):
+        watch.claims.changed(claim_of(name, asking(memory="500Mi")))
+    watch.claims.changed(held())
+    context.state.set_pod(pod_of("waits", "waits"))
+    assert refused(context, "waits")
+    assert refused(context, "gone")
+    watch.claims.deleted(held())
+    asyncio.run(retry.step())
+    assert pods.annotated == []
+    leads[0], pods.fails = True, True
+    asyncio.run(retry.step())
+    assert (pods.annotated, context.claims.refused) == ([], {})
+
+
+def test_objects_of_streams_are_decoded():
+    one = slice_of(make_node("n1", 1))
+    assert decode_object(msgspec.Raw(msgspec.json.encode(one))) == one
+    raw = {"metadata": {"name": "c", "namespace": "team", "uid": "u"}, "spec": {"devices": {}}, "status": {}}
+    assert decode_claim(msgspec.Raw(msgspec.json.encode(raw))).parts is None
+    results = [result("n1", 0), {**result("n1", 1), "adminAccess": True}]
+    raw["status"] = {"allocation": {"devices": {"results": results}}, "reservedFor": [{"uid": "p"}]}
+    claim = decode_claim(msgspec.Raw(msgspec.json.encode(raw)))
+    assert ([part.device[2] for part in claim.parts or ()], claim.reserved_for) == (["gpu-0"], ("p",))

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which pods get ResourceClaims, where nodes give out their GPUs by different interfaces."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+
+from aliquot import contract
+from aliquot.contract.model import Allocation
+from aliquot.kube.errors import KubeApiError
+from aliquot.placement.request import RequestError
+from scheduler_plugin.core.claims.templates import ClaimTemplate
+from scheduler_plugin.webhook.allocation import KEPT_SECONDS, AllocationRule
+from scheduler_plugin.webhook.review import Reviews
+from tests.unit.scheduler_plugin.webhook.test_claims import RULES
+from tests.unit.scheduler_plugin.webhook.test_normalise import make_pod
+
+PLUGIN, DRA = Allocation.PLUGIN, Allocation.DRA
+LABEL = contract.LABEL_ALLOCATION
+
+
+class Namespaces:
+    """Implements ``ports.ObjectApi``."""
+
+    def __init__(self, label: str | None = None) -> None:
+        self.label = label
+        self.reads: list[str] = []
+        self.fails = False
+
+    async def get_object(self, path: str) -> Mapping[str, Any] | None:
+        self.reads.append(path)
+        if self.fails:
+            raise KubeApiError("no reply")
+        return {"metadata": {"labels": {} if self.label is None else {LABEL: self.label}}}
+
+
+class Maker:
+    """Implements ``webhook.review.ClaimTemplateMaker``."""
+
+    async def ensure(self, namespace: str, templates: Sequence[ClaimTemplate]) -> str:
+        del namespace, templates
+        return ""
+
+
+def labelled(label: str | None) -> dict[str, Any]:
+    pod = make_pod({"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "1000"})
+    pod["metadata"]["labels"] = {} if label is None else {LABEL: label}
+    return pod
+
+
+def rule(nodes: tuple[Allocation, ...], namespaces: Namespaces, now: list[float] | None = None) -> AllocationRule:
+    return AllocationRule(lambda: nodes, namespaces, lambda: (now or [0.0])[0])
+
+
+WORDS = (None, "dra", "plugin")
+NODES = ((), (PLUGIN,), (DRA,), (PLUGIN, DRA))
+
+
+@pytest.mark.parametrize(("pod", "namespace", "nodes"), list(product(WORDS, WORDS, NODES)))
+def test_pod_decides_then_namespace_then_nodes(pod, namespace, nodes):
+    found = asyncio.run(rule(nodes, Namespaces(namespace)).of(labelled(pod), "team"))
+    assert found == (pod or namespace or ("plugin" if nodes == (PLUGIN,) else "dra"))
+
+
+@pytest.mark.parametrize("place", ["pod", "namespace"])
+def test_unknown_word_is_refused_with_place(place):
+    words = {"pod": None, "namespace": None} | {place: "both"}
+    with pytest.raises(RequestError, match=f"of the {place}.*: expected dra or plugin, found 'both'"):
+        asyncio.run(rule((DRA,), Namespaces(words["namespace"])).of(labelled(words["pod"]), "team"))
+
+
+def test_namespace_is_read_once_for_pods_of_one_moment():
+    namespaces, now = Namespaces("plugin"), [0.0]
+    one = rule((DRA,), namespaces, now)
+    for _ in range(3):
+        assert asyncio.run(one.of(labelled(None), "team")) is PLUGIN
+    assert namespaces.reads == ["/api/v1/namespaces/team"]
+    now[0], namespaces.label = KEPT_SECONDS, "dra"
+    assert asyncio.run(one.of(labelled(None), "team")) is DRA
+
+
+def review(path: str, pod: Mapping[str, Any], namespaces: Namespaces, nodes: tuple[Allocation, ...] = (PLUGIN, DRA)) -> dict[str, Any]:
+    reviews = Reviews(RULES, lambda _: None, claims=Maker(), allocation=rule(nodes, namespaces))
+    request = {"uid": "u", "operation": "CREATE", "namespace": "team", "object": pod}
+    body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
+    answer: dict[str, Any] = json.loads(asyncio.run(reviews.by_path()[path](body)))["response"]
+    return answer
+
+
+@pytest.mark.parametrize(("label", "is_allowed"), [("plugin", True), ("dra", False)])
+def test_second_review_lets_amounts_through_only_where_they_stay(label, is_allowed):
+    pod = labelled("plugin")
+    pod["spec"]["schedulerName"] = contract.SCHEDULER_NAME
+    answer = review("/validate", pod | {"metadata": {**pod["metadata"], "labels": {LABEL: label}}}, Namespaces())
+    assert answer["allowed"] is is_allowed
+
+
+@pytest.mark.parametrize(("namespace", "has_claims"), [("plugin", False), (None, True)])
+def test_amounts_of_pod_become_claims_unless_its_namespace_keeps_them(namespace, has_claims):
+    answer = review("/mutate", labelled(None), Namespaces(namespace))
+    assert answer["allowed"]
+    assert ("resourceClaims" in base64.b64decode(answer["patch"]).decode()) is has_claims
+
+
+def test_pod_with_gang_is_refused_only_where_it_would_get_claims():
+    pod = labelled(None)
+    pod["metadata"]["annotations"] = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
+    assert review("/mutate", pod, Namespaces("plugin"))["allowed"]
+    assert not review("/mutate", pod, Namespaces())["allowed"]
+
+
+def test_pod_without_gpu_is_not_looked_up():
+    namespaces = Namespaces()
+    assert review("/mutate", make_pod({}), namespaces)["allowed"]
+    assert namespaces.reads == []
+
+
+def test_unknown_namespace_is_a_refusal():
+    namespaces = Namespaces()
+    namespaces.fails = True
+    answer = review("/mutate", labelled(None), namespaces)
+    assert (answer["allowed"], "try again" in answer["status"]["message"]) == (False, True)
