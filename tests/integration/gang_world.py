@@ -88,7 +88,7 @@ IMPORTANT = ("d0", "d1", "t0")
 """All others can end for them, and wherever the pods are that the budget keeps, these fit beside those."""
 
 
-class _IdleSelector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
+class _IdleSelector(selectors.DefaultSelector):
     """Lets virtual time pass instead of waiting."""
 
     passed = 0.0
@@ -103,7 +103,7 @@ def run_in_virtual_time(work: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine; a wait takes no time, and the order of all steps is the same in each run."""
     selector = _IdleSelector()
     loop = asyncio.SelectorEventLoop(selector)
-    loop.time = lambda: selector.passed  # type: ignore[method-assign]
+    loop.time = lambda: selector.passed
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(work)
 
@@ -199,7 +199,8 @@ class World:
             return
         self.created += 1
         template, name = TEMPLATES[slot[0]], f"{slot}-{self.created}"
-        pod = make_pod(name, priority=template.priority, annotations=template.annotations, **template.limits)
+        limits: Any = template.limits
+        pod = make_pod(name, priority=template.priority, annotations=template.annotations, **limits)
         assert pod.gpu is not None
         gpu = replace(pod.gpu, name=name, scheduler_name=contract.SCHEDULER_NAME)
         labels = COVERED if template.covered else ()
@@ -264,7 +265,8 @@ class World:
         pod = self.live(slot)
         if pod is None or pod.node_name or pod.uid in self.bindings:
             return
-        fitting, refused = [], {}
+        fitting: list[str] = []
+        refused: dict[str, str] = {}
         for names in [[pod.nominated_node], list(RACKS)] if pod.nominated_node else [list(RACKS)]:
             enough = [name for name in names if self.has_room(pod, name)]
             reply = json.loads(filter_body(self.context, body_of(pod, NodeNames=enough), self.now)) if enough else {}
@@ -396,7 +398,9 @@ class World:
         after = self.running_by_gang()
         for name in {pod.uid[0] for pod in evicted if gang_of_pod(pod) is not None}:
             minimum = int(TEMPLATES[name].annotations[contract.ANNOTATION_GANG_MIN])
-            assert before[name] < minimum or after[name] == 0 or after[name] >= minimum, f"gang {name}: {before[name]} ran, {after[name]} do"
+            assert before[name] < minimum or after[name] == 0 or after[name] >= minimum, (
+                f"gang {name}: {before[name]} ran, {after[name]} do"
+            )
 
     def promised(self) -> dict[str, list[int]]:
         held = defaultdict(list)
