@@ -39,6 +39,7 @@ from scheduler_plugin.extender.preempt import (
     EvictionPlan,
     ending_already,
     eviction_plans,
+    members_with,
     plan_eviction,
     renew_room,
     reserve_room,
@@ -307,13 +308,16 @@ class Preemptor:
                 return
 
     async def _serve_put_off(self) -> None:
-        """Make room for pods for which others may end now, but could not when kube-scheduler proposed it. Gangs are served above."""
+        """Make room for pods for which others may end now, but could not when kube-scheduler proposed it.
+
+        Pods that must start together are served above.
+        """
         for uid, nodes in self._context.put_off.take_due(self._context.clock.now()).items():
             best: EvictionPlan | None = None
             for node in nodes[:MAX_TRIED_NODES]:
                 await asyncio.sleep(0)
                 pod = self._context.state.pods.get(uid)
-                if pod is None or not self._may_be_helped(pod) or gang_of_pod(pod) is not None:
+                if pod is None or not self._may_be_helped(pod) or len(members_with(self._context, pod)) != 1:
                     break
                 plan = plan_eviction(self._context, pod, node, self._evictions.refused)
                 if plan is not None and plan.ended and (best is None or plan.cost < best.cost):

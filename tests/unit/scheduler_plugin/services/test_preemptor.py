@@ -651,6 +651,37 @@ async def test_gang_ends_not_at_all_if_one_member_cannot():
     assert scene.evicted == []
 
 
+@pytest.mark.parametrize(
+    ("annotations", "is_picky", "want"),
+    [(None, False, ["n1-0", "n2-0"]), ({"of": "running gang"}, False, ["n1-0", "n2-0"]), (None, True, [])],
+    ids=["single pod", "member of a gang that runs", "pod with constraints unknown here"],
+)
+async def test_gang_on_several_nodes_ends_whole_for_pod_without_room_in_sum(annotations, is_picky, want):
+    scene = Scene("n1", "n2")
+    own = gang_of("own", 1) if annotations else None
+    for node in scene.nodes:
+        fields: dict[str, Any] = {
+            "node": node,
+            "shares": {"main": [make_share(node, 0, 600)]},
+            "annotations": gang_of("old", 2),
+            "vgpu": "1",
+        }
+        scene.state.set_pod(make_pod(f"{node}-0", vgpu_memory="600", **fields))
+        scene.state.set_pod(replace(scene.state.pods[f"{node}-1"], priority=200))
+    if own:
+        scene.state.set_pod(make_pod("mate", node="n9", annotations=own, vgpu="1"))
+    scene.state.set_pod(make_pod("important", priority=100, annotations=own, vgpu="1", vgpu_memory="900"))
+    pod = asked_pod("important", own, vgpu_memory="900")
+    if is_picky:
+        pod["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 80}]
+    victims = {node: {"Pods": [{"UID": f"{node}-0"}], "NumPDBViolations": 0} for node in scene.nodes}
+    body = json.dumps({"Pod": pod, "NodeNameToMetaVictims": victims}).encode()
+    assert json.loads(await choose_victims(scene.context, body)) == {"NodeNameToMetaVictims": {}}, "kube-scheduler would break the gang"
+    for _ in range(3):
+        await scene.after(1)
+    assert sorted(scene.evicted) == want
+
+
 async def unhelped(scene: Scene, count: int, *, vgpu: str = "2", vgpu_memory: str = "2000") -> list[str]:
     """Have kube-scheduler find too little in sum on all nodes: it calls preempt for each member of a gang, and no filter."""
     uids = [f"m{number}" for number in range(count)]
