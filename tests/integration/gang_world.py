@@ -47,6 +47,7 @@ from tests.unit.scheduler_plugin.builders import filter_body, make_context, make
 RACKS = {"n1": "r1", "n2": "r1", "n3": "r2"}
 GPUS, GPU_MIB, MAX_SHARES = 2, 1000, 3
 GRACE_SECONDS = 30.0
+TURN_SECONDS = 0.01
 LEAST_COVERED = 2
 """How many of the covered pods the disruption budget keeps."""
 COVERED = (("covered", "yes"),)
@@ -69,7 +70,7 @@ class Template:
     covered: bool = False
 
     @property
-    def limits(self) -> dict[str, str]:
+    def limits(self) -> dict[str, Any]:
         return {"vgpu": "1", "vgpu_memory": str(self.mib)}
 
 
@@ -88,14 +89,14 @@ IMPORTANT = ("d0", "d1", "t0")
 """All others can end for them, and wherever the pods are that the budget keeps, these fit beside those."""
 
 
-class _IdleSelector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
-    """Lets virtual time pass instead of waiting."""
+class _IdleSelector(selectors.DefaultSelector):
+    """Lets virtual time pass instead of waiting, and a little of it with each turn of the loop."""
 
     passed = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
         assert timeout is not None, "the program waits for something that never comes"
-        self.passed += max(0.0, timeout)
+        self.passed += max(TURN_SECONDS, timeout)
         return []
 
 
@@ -103,7 +104,7 @@ def run_in_virtual_time(work: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine; a wait takes no time, and the order of all steps is the same in each run."""
     selector = _IdleSelector()
     loop = asyncio.SelectorEventLoop(selector)
-    loop.time = lambda: selector.passed  # type: ignore[method-assign]
+    loop.time = lambda: selector.passed
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(work)
 
@@ -131,6 +132,8 @@ class World:
         """By UID."""
         self.faults: list[str] = []
         """What is wrong with bindings: the binder catches what a request raises."""
+        self.sent: set[str] = set()
+        """UIDs of pods for which a binding was sent."""
         self.seen = Counter[str]()
         """What happened, to see that histories get somewhere."""
         self.start()
@@ -264,7 +267,8 @@ class World:
         pod = self.live(slot)
         if pod is None or pod.node_name or pod.uid in self.bindings:
             return
-        fitting, refused = [], {}
+        fitting: list[str] = []
+        refused: dict[str, str] = {}
         for names in [[pod.nominated_node], list(RACKS)] if pod.nominated_node else [list(RACKS)]:
             enough = [name for name in names if self.has_room(pod, name)]
             reply = json.loads(filter_body(self.context, body_of(pod, NodeNames=enough), self.now)) if enough else {}
@@ -324,6 +328,7 @@ class World:
 
     async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
         del namespace, name
+        self.check_gate(uid)
         await asyncio.sleep(0)
         if self.drop_requests:
             self.drop_requests -= 1
@@ -334,7 +339,6 @@ class World:
         if pod.node_name:
             raise KubeConflictError("already assigned")
         assert pod.gpu is not None
-        self.check_gate(pod)
         gpu = replace(pod.gpu, node_name=node, annotations={**pod.gpu.annotations, **annotations})
         self.change(replace(pod, node_name=node, nominated_node="", gpu=gpu, started_at=self.now))
         if self.lose_answers:
@@ -380,23 +384,27 @@ class World:
 
     # --- the oracle ---
 
-    def check_gate(self, pod: PodFacts) -> None:
-        """Note, before a binding takes effect, if too few members of its gang have a firm place."""
-        own = gang_of_pod(pod)
-        if own is None:
+    def check_gate(self, uid: str) -> None:
+        """Note, when the first binding of a member is sent, if too few members have a firm place, as far as the scheduler knows."""
+        pod = self.state.pods.get(uid)
+        own = None if pod is None else gang_of_pod(pod)
+        if own is None or uid in self.sent:
             return
+        self.sent.add(uid)
         firm = {uid for uid, reservation in self.state.reservations.items() if reservation.stage.is_firm}
-        members = [other for other in self.pods.values() if other.uid[0] == pod.uid[0]]
-        placed = [other.uid for other in members if other.node_name or other.uid in firm]
-        if len(placed) < own.minimum:
-            self.faults.append(f"{pod.uid} is bound, and only {placed} have a place")
+        placed = {uid for uid, other in self.state.pods.items() if other.node_name} | firm
+        members = sorted(other for other in placed if other[0] == uid[0])
+        if len(members) < own.minimum:
+            self.faults.append(f"{uid} is bound, and only {members} have a place")
 
     def check_gangs_after(self, before: Mapping[str, int], evicted: Iterable[PodFacts]) -> None:
         """Check that evictions leave a gang that ran whole with its minimum, or without members."""
         after = self.running_by_gang()
         for name in {pod.uid[0] for pod in evicted if gang_of_pod(pod) is not None}:
             minimum = int(TEMPLATES[name].annotations[contract.ANNOTATION_GANG_MIN])
-            assert before[name] < minimum or after[name] == 0 or after[name] >= minimum, f"gang {name}: {before[name]} ran, {after[name]} do"
+            assert before[name] < minimum or after[name] == 0 or after[name] >= minimum, (
+                f"gang {name}: {before[name]} ran, {after[name]} do"
+            )
 
     def promised(self) -> dict[str, list[int]]:
         held = defaultdict(list)
@@ -410,7 +418,7 @@ class World:
 
     def check(self) -> None:
         """Check what must hold after each step."""
-        assert not self.faults
+        assert not self.faults, self.faults
         for uuid, amounts in self.promised().items():
             assert sum(amounts) <= GPU_MIB, uuid
             assert len(amounts) <= MAX_SHARES, uuid
