@@ -71,14 +71,17 @@ def table(columns: Sequence[Column[T]], rows: Iterable[T], output: Output, *, wi
     Args: width: of the terminal, within which sentences are wrapped; None wraps no line. indent: what each line begins with.
     """
     shown = [column for column in columns if output is Output.WIDE or not column.wide]
-    lines = [[Cell(column.title) for column in shown]]
-    lines += [[_cell(column.cell(row)) for column in shown] for row in rows]
-    widths = [max(len(line[index].text) for line in lines) for index in range(len(shown))]
-    sentences = [index for index, column in enumerate(shown) if column.is_sentence]
-    if not sentences or width is None:
-        return [indent + _line(line, widths) for line in lines]
-    wrapping = _Wrapping(widths, sentences, width - len(indent))
-    return [indent + line for line in wrapping.lines(lines)]
+    lines = [[Cell(column.title) for column in shown], *([_cell(column.cell(row)) for column in shown] for row in rows)]
+    return [indent + text for text in _layout(shown, lines, None if width is None else width - len(indent))]
+
+
+def _layout(columns: Sequence[Column[T]], lines: Sequence[Sequence[Cell]], width: int | None) -> Iterator[str]:
+    widths = [max(len(cell.text) for cell in cells) for cells in zip(*lines, strict=True)]
+    sentences = [index for index, column in enumerate(columns) if column.is_sentence]
+    if sentences and width is not None:
+        yield from _Wrapping(widths, sentences, width).lines(lines)
+    else:
+        yield from (_line(line, widths) for line in lines)
 
 
 class _Wrapping:

@@ -202,13 +202,13 @@ class Settings:
         return settings
 
     def _check(self) -> None:
-        """Raises: SettingsError: settings that do not go together."""
+        """Raises: SettingsError: settings that do not go together. A misspelt gate first, because it can be the reason for the others."""
+        self._check_gates()
         split_address("metricsAddress", self.metrics_address)
         self._check_extender()
         self._check_webhook()
         self._check_dashboard()
         self.hami_names()
-        self._check_gates()
 
     def taken_schedulers(self) -> tuple[str, ...]:
         """Return the names in replacedSchedulers."""

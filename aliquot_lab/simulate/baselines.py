@@ -19,15 +19,19 @@ fgd            the least growth of fragmentation, over the classes that make up 
 fgd100         the same over all classes
 hami-binpack   HAMi's formula for nodes and GPUs: what is in use before the pod, of shares (ten for each GPU), compute and memory; pods
                without GPUs go where most CPU is free
+kai-binpack    KAI Scheduler's formulas: for a share a GPU that is shared already, then the node with the fewest idle GPUs; pods without
+               GPUs go where least CPU is free
+kube-least-allocated, kube-most-allocated
+               kube-scheduler's defaults, which count CPU and RAM; or MostAllocated over CPU, RAM and GPUs. Both take the lowest GPUs
 
 For gpupacking and gpuclustering, all nodes are equal for a pod without GPUs.
 Sources: hkust-adsl/kubernetes-scheduler-simulator, pkg/simulator/plugin, with the options of its experiments/run_scripts; HAMi
-pkg/scheduler/policy/{node,gpu}_policy.go.
+pkg/scheduler/policy/{node,gpu}_policy.go; KAI pkg/scheduler/plugins/{nodeplacement,gpusharingorder,gpupack}.
 """
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +39,7 @@ import numpy as np
 
 from aliquot_lab.simulate.engine import Bools, Floats, Ints, Room, most_frequent
 from aliquot_lab.simulate.fragmentation import Measure
+from aliquot_lab.simulate.kube_scores import least_allocated, most_allocated
 from aliquot_lab.simulate.trace import WHOLE_GPU_MILLI, PodClass, TraceNode, TracePod
 
 MAX_CPU_MILLI: Final = 128_000
@@ -43,6 +48,7 @@ MAX_GPU_MILLI: Final = 8_000
 MAX_SCORE: Final = 100
 HAMI_SHARES: Final = 10
 """HAMi's default number of shares of a GPU."""
+_KAI_SHARED: Final = 1000
 _UNFIT: Final = -np.inf
 
 
@@ -64,6 +70,8 @@ class ArrayEngine(ABC):
         self.model: Ints = np.array([self.models.index(node.model) for node in nodes], dtype=np.int64)
         self.cpu: Ints = np.array([node.cpu_milli for node in nodes], dtype=np.int64)
         self.ram: Ints = np.array([node.ram_mib for node in nodes], dtype=np.int64)
+        self.cpu_of_host: Ints = self.cpu.copy()
+        self.ram_of_host: Ints = self.ram.copy()
         self.gpus: Ints = np.array([node.gpus for node in nodes], dtype=np.int64)
         width = int(self.gpus.max())
         self.free: Ints = np.where(np.arange(width) < self.gpus[:, None], WHOLE_GPU_MILLI, -1)
@@ -229,13 +237,12 @@ class HamiBinpack(FullestGpu):
 
     def __init__(self, nodes: Sequence[TraceNode]) -> None:
         super().__init__(nodes)
-        self._cpu_milli = self.cpu.copy()
         self._shares: Ints = np.zeros(len(nodes), dtype=np.int64)
 
     def rate(self, rows: Ints, kind: PodClass, gpu: Ints) -> Floats:
         """Score by the parts in use; compute and memory are one amount here."""
         if not kind.gpus:
-            free: Floats = (self.cpu[rows] - kind.cpu_milli) / self._cpu_milli[rows]
+            free: Floats = (self.cpu[rows] - kind.cpu_milli) / self.cpu_of_host[rows]
             return free
         gpus = self.gpus[rows]
         used: Floats = 1 - self._gpu_free(rows) / (gpus * WHOLE_GPU_MILLI)
@@ -244,6 +251,50 @@ class HamiBinpack(FullestGpu):
     def note(self, node: int, kind: PodClass, sign: int) -> None:
         """Count the shares on the node."""
         self._shares[node] += sign * kind.gpus
+
+
+class KaiBinpack(FullestGpu):
+    """See the module's docstring."""
+
+    def rate(self, rows: Ints, kind: PodClass, gpu: Ints) -> Floats:
+        """Score by idle GPUs, or by CPU. KAI scales this to at most 9, and a shared GPU with room counts 1,000: the order is the same."""
+        if not kind.gpus:
+            free: Floats = (self.cpu[rows] - kind.cpu_milli) / self.cpu_of_host[rows]
+            return -free
+        score: Floats = -(self.free[rows] == WHOLE_GPU_MILLI).sum(axis=1).astype(np.float64)
+        if 0 < kind.milli < WHOLE_GPU_MILLI:
+            score += _KAI_SHARED * (self.free[rows, gpu] < WHOLE_GPU_MILLI)
+        return score
+
+
+class KubeLeastAllocated(ArrayEngine):
+    """See the module's docstring."""
+
+    def choose(self, rows: Ints, kind: PodClass, usable: Bools) -> tuple[Floats, Ints]:
+        """Score the hosts, and take the first GPU that fits."""
+        first: Ints = np.argmax(usable, axis=1)
+        return self.rate(rows, kind).astype(np.float64), first
+
+    def rate(self, rows: Ints, kind: PodClass) -> Ints:
+        """Score nodes that fit; higher is better."""
+        return least_allocated(*self._used_parts(rows, kind))
+
+    def _used_parts(self, rows: Ints, kind: PodClass) -> tuple[Floats, Floats]:
+        """Return the used parts of CPU and RAM with the pod."""
+        cpu: Floats = 1 - (self.cpu[rows] - kind.cpu_milli) / self.cpu_of_host[rows]
+        ram: Floats = 1 - (self.ram[rows] - kind.ram_mib) / self.ram_of_host[rows]
+        return cpu, ram
+
+
+class KubeMostAllocated(KubeLeastAllocated):
+    """See the module's docstring."""
+
+    def rate(self, rows: Ints, kind: PodClass) -> Ints:
+        """Score by the used parts of CPU, RAM and GPUs."""
+        gpu = np.full(len(rows), np.nan)
+        if kind.gpus:
+            gpu = 1 - (self._gpu_free(rows) - kind.demand_milli) / (self.gpus[rows] * WHOLE_GPU_MILLI)
+        return most_allocated(*self._used_parts(rows, kind), gpu)
 
 
 class RandomChoice(ArrayEngine):
@@ -316,25 +367,32 @@ BASELINES: Final[Mapping[str, str]] = {
     "fgd": "06-FGD",
     "fgd100": "",
     "hami-binpack": "",
+    "kai-binpack": "",
+    "kube-least-allocated": "",
+    "kube-most-allocated": "",
 }
 """The policies, with their names in the published results; empty for those that are not among them."""
 
 
+_BY_NODES: Final[Mapping[str, Callable[[Sequence[TraceNode]], ArrayEngine]]] = {
+    "dotprod": DotProd,
+    "gpuclustering": GpuClustering,
+    "gpupacking": GpuPacking,
+    "bestfit": BestFit,
+    "hami-binpack": HamiBinpack,
+    "kai-binpack": KaiBinpack,
+    "kube-least-allocated": KubeLeastAllocated,
+    "kube-most-allocated": KubeMostAllocated,
+}
+"""The policies that know nothing but the nodes."""
+
+
 def make(policy: str, nodes: Sequence[TraceNode], pods: Sequence[TracePod], seed: int) -> ArrayEngine:
     """Create the engine of a policy of BASELINES. Args: pods: the trace, from which FGD takes its classes."""
-    match policy:
-        case "random":
-            return RandomChoice(nodes, seed)
-        case "dotprod":
-            return DotProd(nodes)
-        case "gpuclustering":
-            return GpuClustering(nodes)
-        case "gpupacking":
-            return GpuPacking(nodes)
-        case "bestfit":
-            return BestFit(nodes)
-        case "hami-binpack":
-            return HamiBinpack(nodes)
-        case "fgd" | "fgd100":
-            return Fgd(nodes, pods, 0.95 if policy == "fgd" else 1.0)
+    if policy in _BY_NODES:
+        return _BY_NODES[policy](nodes)
+    if policy == "random":
+        return RandomChoice(nodes, seed)
+    if policy in ("fgd", "fgd100"):
+        return Fgd(nodes, pods, 0.95 if policy == "fgd" else 1.0)
     raise ValueError(f"expected one of {', '.join(BASELINES)}, found {policy!r}")

@@ -14,9 +14,7 @@ from scheduler_plugin.core.score.cost import HostDemand
 
 def default_scores(state: ClusterState, rows: Ints, demand: HostDemand) -> Ints:
     """Score nodes by the defaults; higher is better."""
-    cpu, ram = used_parts(state, rows, demand)
-    least: Ints = ((100 * (1 - cpu)).astype(np.int64) + (100 * (1 - ram)).astype(np.int64)) // 2
-    return least + _balance(cpu, ram)
+    return least_allocated(*used_parts(state, rows, demand))
 
 
 def most_allocated_scores(state: ClusterState, rows: Ints, demand: HostDemand, gpu: Floats) -> Ints:
@@ -24,7 +22,17 @@ def most_allocated_scores(state: ClusterState, rows: Ints, demand: HostDemand, g
 
     Args: gpu: used part of the GPUs of each row with the pod; NaN for a pod without GPUs, where they do not count.
     """
-    cpu, ram = used_parts(state, rows, demand)
+    return most_allocated(*used_parts(state, rows, demand), gpu)
+
+
+def least_allocated(cpu: Floats, ram: Floats) -> Ints:
+    """Score by the defaults. Args: used parts with the pod."""
+    least: Ints = ((100 * (1 - cpu)).astype(np.int64) + (100 * (1 - ram)).astype(np.int64)) // 2
+    return least + _balance(cpu, ram)
+
+
+def most_allocated(cpu: Floats, ram: Floats, gpu: Floats) -> Ints:
+    """Score as ``most_allocated_scores`` does. Args: used parts with the pod; NaN where GPUs do not count."""
     parts = [(100 * part).astype(np.int64) for part in (cpu, ram, np.nan_to_num(gpu))]
     count = np.where(np.isnan(gpu), 2, 3)
     most: Ints = (parts[0] + parts[1] + parts[2]) // count

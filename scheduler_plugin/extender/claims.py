@@ -21,7 +21,7 @@ from aliquot.contract import units
 from aliquot.contract.errors import ContractError
 from aliquot.contract.model import ContainerRequest, ContainerSpec, Pod, Policy, Preferences
 from scheduler_plugin.core.claims.first_fit import Claim, Request, SearchTooLongError, Taken
-from scheduler_plugin.core.claims.pools import Guess, Pools
+from scheduler_plugin.core.claims.pools import Guess, Pools, StoredClaim
 from scheduler_plugin.core.cluster.columns import Rows
 from scheduler_plugin.core.cluster.pods import PodFacts, Use
 from scheduler_plugin.core.cluster.reasons import NodeReason
@@ -55,6 +55,11 @@ class ClaimQuery:
         return tuple(alternatives[0] for claim in self.claims for alternatives in claim.requests)
 
     @property
+    def is_ours(self) -> bool:
+        """Whether a request is for GPUs of Aliquot."""
+        return any(contract.DRA_DRIVER in expression for request in self.requests for expression in request.selectors)
+
+    @property
     def asks(self) -> tuple[RatingQuery, ...]:
         """The same as containers that ask for shares."""
         return tuple(RatingQuery(_as_container(one), Preferences(), self.policy, self.demand) for one in self.requests)
@@ -74,12 +79,11 @@ class _Predicted:
 
 
 @dataclass(slots=True)
-class _Kept:
-    """A verdict, and what was predicted for its rows."""
+class _Predictions:
+    """What was predicted for some claims, by row. It depends on no CPU and RAM, so pods of many sizes share it."""
 
-    verdict: Verdict
     class_version: int
-    predicted: dict[int, _Predicted] = field(default_factory=dict)
+    by_row: dict[int, _Predicted] = field(default_factory=dict)
 
 
 class ClaimVerdicts:
@@ -100,30 +104,33 @@ class ClaimVerdicts:
         self._policy = policy
         self._clock = clock
         self._soft_seconds = soft_seconds
-        self._kept: OrderedDict[tuple[tuple[bytes, ...], HostDemand], _Kept] = OrderedDict()
+        self._predictions: OrderedDict[tuple[bytes, ...], _Predictions] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[tuple[bytes, ...], HostDemand], tuple[_Predictions, Verdict]] = OrderedDict()
 
     def query(self, pod: PodFacts) -> ClaimQuery | str:
         """Return what a pod claims; a sentence if kube-scheduler alone decides."""
-        if not pod.claims:
-            return "it asks for no GPU of Aliquot, so kube-scheduler alone decides"
-        if not self.is_listed:
-            return "it has ResourceClaims, which the scheduler does not read: kube-scheduler alone decides"
-        found = [self.pools.claims.get((pod.namespace, name)) for name in pod.claims]
-        known = [claim for claim in found if claim is not None]
-        if len(known) < len(found):
-            return "it waits for a ResourceClaim that does not exist yet"
-        waiting = [claim for claim in known if claim.parts is None]
-        if not waiting:
-            return "its ResourceClaims are allocated, so it can only run on their node"
+        waiting = self._waiting(pod)
+        if isinstance(waiting, str):
+            return waiting
         try:
             claims = tuple(self.pools.read(waiting))
         except ContractError as exc:
             return f"its ResourceClaims are not predicted, so kube-scheduler alone decides: {exc}"
         demand = HostDemand(pod.cpu_milli, pod.memory_mib)
         query = ClaimQuery(claims, tuple(claim.shape for claim in waiting), demand, self._policy)
-        if not any(contract.DRA_DRIVER in expression for request in query.requests for expression in request.selectors):
-            return "its ResourceClaims are not for GPUs of Aliquot, so kube-scheduler alone decides"
-        return query
+        return query if query.is_ours else "its ResourceClaims are not for GPUs of Aliquot, so kube-scheduler alone decides"
+
+    def _waiting(self, pod: PodFacts) -> Sequence[StoredClaim] | str:
+        """Return the claims of a pod that are not allocated; a sentence without any, or if they are unknown."""
+        if not pod.claims:
+            return "it asks for no GPU of Aliquot, so kube-scheduler alone decides"
+        if not self.is_listed:
+            return "it has ResourceClaims, which the scheduler does not read: kube-scheduler alone decides"
+        known = [claim for name in pod.claims if (claim := self.pools.claims.get((pod.namespace, name))) is not None]
+        if len(known) < len(pod.claims):
+            return "it waits for a ResourceClaim that does not exist yet"
+        waiting = [claim for claim in known if claim.parts is None]
+        return waiting or "its ResourceClaims are allocated, so it can only run on their node"
 
     def verdict(self, pod: PodFacts) -> Verdict | None:
         """Judge all nodes for a pod, as if it had no devices yet; None if kube-scheduler alone decides. Valid until the state changes."""
@@ -136,7 +143,7 @@ class ClaimVerdicts:
         self._shapes.refresh()
         with self._state.without(pod.uid):
             self._state.columns.derive()
-            return self._up_to_date(pod.uid, query).verdict
+            return self._up_to_date(pod.uid, query)
 
     def note_outcome(self, pod: PodFacts, *, fits: bool) -> None:
         """Remember the pods that fit nowhere."""
@@ -162,8 +169,8 @@ class ClaimVerdicts:
 
     def taking(self, query: ClaimQuery, row: int) -> Taking:
         """Return the devices that were predicted for claims on a node, by request; empty if unknown."""
-        kept = self._kept.get((query.shapes, query.demand))
-        found = None if kept is None else kept.predicted.get(row)
+        kept = self._predictions.get(query.shapes)
+        found = None if kept is None else kept.by_row.get(row)
         return () if found is None else found.taking
 
     def devices_of(self, pod: PodFacts) -> tuple[str, ...]:
@@ -178,33 +185,39 @@ class ClaimVerdicts:
         if row is not None:
             self._state.columns.touch(row)
 
-    def _up_to_date(self, uid: str, query: ClaimQuery) -> _Kept:
-        key, columns = (query.shapes, query.demand), self._state.columns
-        kept = self._kept.get(key)
+    def _up_to_date(self, uid: str, query: ClaimQuery) -> Verdict:
+        columns, predictions, key = self._state.columns, self._predictions_for(query), (query.shapes, query.demand)
+        known, verdict = self._verdicts.get(key, (None, None))
+        if verdict is None or known is not predictions:
+            verdict = blank(columns.rows)
+            verdict.computed_at = -1
+        if len(verdict.reason) < columns.rows:
+            verdict = grown(verdict, columns.rows)
+        keep(self._verdicts, key, (predictions, verdict), MOST_KEPT)
+        for chunk in columns.chunks(np.flatnonzero(columns.changed[: columns.rows] > verdict.computed_at)):
+            self._judge(uid, query, chunk, predictions, verdict)
+        verdict.computed_at = columns.change_count
+        return verdict
+
+    def _predictions_for(self, query: ClaimQuery) -> _Predictions:
+        """Return what is kept for these claims; nothing if a class changed since."""
+        kept = self._predictions.get(query.shapes)
         if kept is None or kept.class_version != self.pools.class_version:
-            kept = _Kept(blank(columns.rows), self.pools.class_version)
-            kept.verdict.computed_at = -1
-        if len(kept.verdict.reason) < columns.rows:
-            kept.verdict = grown(kept.verdict, columns.rows)
-        keep(self._kept, key, kept, MOST_KEPT)
-        rows = np.flatnonzero(columns.changed[: columns.rows] > kept.verdict.computed_at)
-        for chunk in columns.chunks(rows):
-            self._judge(uid, query, chunk, kept)
-        kept.verdict.computed_at = columns.change_count
+            kept = _Predictions(self.pools.class_version)
+        keep(self._predictions, query.shapes, kept, MOST_KEPT)
         return kept
 
-    def _judge(self, uid: str, query: ClaimQuery, rows: Rows, kept: _Kept) -> None:
-        verdict = kept.verdict
+    def _judge(self, uid: str, query: ClaimQuery, rows: Rows, predictions: _Predictions, verdict: Verdict) -> None:
         verdict.reason[rows], verdict.curable[rows], verdict.score[rows], verdict.cost[rows] = NodeReason.NO_GPU.value, False, 0, 0.0
         rated: dict[int, Sequence[Sequence[int]]] = {}
         for row in rows.tolist():
             if not (node := self._state.names[row]):
-                kept.predicted.pop(row, None)
+                predictions.by_row.pop(row, None)
                 continue
             stamp = (*self.pools.stamp(node, uid), id(self._state.gpu_node(node)))
-            found = kept.predicted.get(row)
-            if found is None or found.stamp != stamp or found.reason.value:
-                found = kept.predicted[row] = self._predict(uid, query, row, stamp)
+            found = predictions.by_row.get(row)
+            if found is None or found.stamp != stamp:
+                found = predictions.by_row[row] = self._predict(uid, query, row, stamp)
             verdict.reason[row] = found.reason.value
             if found.columns is not None:
                 rated[row] = found.columns

@@ -16,7 +16,7 @@ refused      at each tenth: at most as many refused pods with several GPUs as FG
 whole nodes  at each tenth from 10 to 90 %: at least as many nodes that can take eight GPUs as FGD
 waits        with departures, for each size of pods: 95th percentile at most 1.1 times that of the best other policy
 
-``--mix`` replays each list also with a change of it (trace.MIXES), without departures.
+``--mix`` replays each list also with a change of it (trace.MIXES), without departures. ``--beside`` shows more policies, without a bound.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from typing import TypeVar
 
 from aliquot.contract import units
 from aliquot_lab.simulate import report
+from aliquot_lab.simulate.baselines import BASELINES
 from aliquot_lab.simulate.departures import DepartureResult, replay_departures
 from aliquot_lab.simulate.run import Point, Result, Task, replay, run_all
 from aliquot_lab.simulate.trace import MIXES, NODE_LIST, POD_LIST_PREFIX, pod_lists
@@ -163,20 +164,28 @@ def wait_checks(results: Sequence[DepartureResult], load: float) -> list[Check]:
     return checks
 
 
-def tasks_of(directory: Path, name: str, seeds: Sequence[int], mix: str = "") -> list[Task]:
-    """Return the replays of one list. Args: mix: one of MIXES; empty: the list as it is."""
+def tasks_of(directory: Path, name: str, seeds: Sequence[int], mix: str = "", beside: Sequence[str] = ()) -> list[Task]:
+    """Return the replays of one list. Args: mix: one of MIXES; empty: the list as it is. beside: policies without a bound."""
     file, shown = pod_lists(directory)[name], f"{name}, {mix}" if mix else name
-    return [Task(directory / NODE_LIST, file, shown, policy, seed, mix=mix) for policy in (OURS, *PEERS, *OTHERS) for seed in seeds]
+    return [
+        Task(directory / NODE_LIST, file, shown, policy, seed, mix=mix) for policy in (OURS, *PEERS, *OTHERS, *beside) for seed in seeds
+    ]
 
 
 def judge(
-    directory: Path, names: Sequence[str], seeds: Sequence[int], loads: Sequence[float], jobs: int, mixes: Sequence[str] = ()
+    directory: Path,
+    names: Sequence[str],
+    seeds: Sequence[int],
+    loads: Sequence[float],
+    jobs: int,
+    mixes: Sequence[str] = (),
+    beside: Sequence[str] = (),
 ) -> dict[str, list[Check]]:
     """Replay the lists, print what was found, and return the checks by kind."""
     found: dict[str, list[Check]] = {"allocated": [], "refused": [], "whole nodes": [], "waits": []}
     for name in names:
         for mix in ("", *mixes):
-            tasks = tasks_of(directory, name, seeds, mix)
+            tasks = tasks_of(directory, name, seeds, mix, beside)
             results = run_all(replay, tasks, jobs, _ignore, _ignore)
             print("", report.curve_table(tasks[0].trace, results), sep="\n", flush=True)
             for kind, checks in curve_checks(results).items():
@@ -213,6 +222,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--first-seed", type=int, default=42)
     parser.add_argument("--load", type=float, nargs="*", default=LOADS, help="with departures: mean demand as a part of the GPUs")
     parser.add_argument("--mix", nargs="+", default=(), choices=MIXES, metavar="NAME", help=f"changes of each list: {', '.join(MIXES)}")
+    parser.add_argument(
+        "--beside", nargs="+", default=(), choices=BASELINES, metavar="NAME", help="policies that are shown without a bound"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args(argv)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
@@ -223,7 +235,9 @@ def main(argv: list[str] | None = None) -> int:
             print("No trace was given: nodes and pods are generated. --trace DIR gives the figures of docs/measurements/placement.md.")
         elif (directory / "csv").is_dir():
             directory /= "csv"
-        kept = show(judge(directory, options.pods or tuple(pod_lists(directory)), seeds, options.load, options.jobs, options.mix))
+        kept = show(
+            judge(directory, options.pods or tuple(pod_lists(directory)), seeds, options.load, options.jobs, options.mix, options.beside)
+        )
     return 0 if kept else 1
 
 

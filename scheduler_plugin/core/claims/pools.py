@@ -280,29 +280,16 @@ class Pools:
         return found
 
     def _usage(self, node: str, devices: Sequence[Device], but: str, *, guesses: bool) -> Usage:
-        alone: set[DeviceKey] = set()
-        consumed: dict[DeviceKey, dict[str, Fraction]] = {}
+        pools = {device.key[:2] for device in devices}
+        used = [(part.device, part.consumed) for pool in pools for parts in self._parts.get(pool, {}).values() for part in parts]
+        return _sum_of([*used, *self._guessed(node, devices, but)] if guesses else used)
 
-        def add(device: DeviceKey, amounts: Amounts) -> None:
-            sums = consumed.setdefault(device, {})
-            for name, amount in amounts.items():
-                sums[name] = sums.get(name, Fraction(0)) + amount
-
-        for pool in {device.key[:2] for device in devices}:
-            for part in (part for parts in self._parts.get(pool, {}).values() for part in parts):
-                if part.consumed is None:
-                    alone.add(part.device)
-                else:
-                    add(part.device, part.consumed)
+    def _guessed(self, node: str, devices: Sequence[Device], but: str) -> Iterable[tuple[DeviceKey, Amounts | None]]:
+        """Yield what the guesses for pods use on a node."""
         shared = {device.key for device in devices if device.shared}
         for uid, guess in self._guesses.items():
-            if guesses and self._counts(uid, node, but):
-                for taken in guess.taken:
-                    if taken.device in shared:
-                        add(taken.device, taken.consumed)
-                    else:
-                        alone.add(taken.device)
-        return Usage(frozenset(alone), consumed)
+            if self._counts(uid, node, but):
+                yield from ((taken.device, taken.consumed if taken.device in shared else None) for taken in guess.taken)
 
     def _slices_changed(self, node: str) -> None:
         if node:
@@ -311,6 +298,20 @@ class Pools:
         else:
             self._devices.clear()
             self.class_version += 1
+
+
+def _sum_of(used: Iterable[tuple[DeviceKey, Amounts | None]]) -> Usage:
+    """Add up uses of devices. Without amounts a use has the device alone."""
+    alone: set[DeviceKey] = set()
+    consumed: dict[DeviceKey, dict[str, Fraction]] = {}
+    for device, amounts in used:
+        if amounts is None:
+            alone.add(device)
+            continue
+        sums = consumed.setdefault(device, {})
+        for name, amount in amounts.items():
+            sums[name] = sums.get(name, Fraction(0)) + amount
+    return Usage(frozenset(alone), consumed)
 
 
 def node_of(pool: PoolKey) -> str:

@@ -47,6 +47,23 @@ def test_wrong_settings_say_what_to_do(argv, sentence):
         Settings.load([*NO_WEBHOOK, *argv], {})
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],  # the webhook has no certificate
+        [*NO_WEBHOOK, "--metrics-address", "nowhere"],
+        [*NO_WEBHOOK, "--extender-address", "0.0.0.0:1"],
+        [*NO_WEBHOOK, "--tls-cert-file", "a"],
+        [*NO_WEBHOOK, "--prometheus-url", "prometheus:9090"],
+        [*NO_WEBHOOK, "--hami-resources", "gpus=nvidia.com/x"],
+        [*NO_WEBHOOK, "--consolidation", "on"],
+    ],
+)
+def test_misspelt_feature_gate_is_named_before_settings_that_do_not_go_together(argv):
+    with pytest.raises(SettingsError, match=r"'Consolidaton' is not a feature gate; known gates: .*Consolidation"):
+        Settings.load([*argv, "--feature-gates", "Consolidaton=true"], {})
+
+
 def test_the_webhook_takes_its_certificate_from_files_or_from_a_secret():
     assert Settings.load(["--webhook-certificate-secret", "s"], {}).webhook_certificate_secret == "s"
     assert Settings.load(["--tls-cert-file", "c", "--tls-key-file", "k"], {}).webhook_certificate_secret == ""

@@ -116,6 +116,24 @@ def test_hami_binpack_takes_the_node_then_the_gpu_with_most_in_use():
     assert place("hami-binpack", nodes, pod("x", milli=800, models=["Alpha"]), *shares, pod("y", milli=100)) == [[200], [100]]
 
 
+def test_kai_binpack_takes_a_shared_gpu_before_a_nearly_full_node():
+    nodes, first = [node("a", gpus=1, model="A"), node("b", model="B")], pod("x", milli=500, models=["B"])
+    assert place("kai-binpack", nodes, first, pod("y", milli=200)) == [[1000, -1], [300, 1000]]
+    assert place("kai-binpack", nodes[::-1], pod("y", milli=1000)) == [[1000, 1000], [0, -1]]
+
+
+def test_kube_least_allocated_takes_the_emptiest_host_and_its_first_gpu():
+    small, large = pod("x", cpu=1000, milli=500), pod("y", cpu=1000, milli=600)
+    nodes = [node("a", cpu=8000), node("b", cpu=9000)]
+    assert place("kube-least-allocated", nodes, small, large) == [[400, 1000], [500, 1000]]
+    assert place("kube-least-allocated", nodes[:1], small, large) == [[500, 400]]
+
+
+def test_kube_most_allocated_takes_the_node_with_most_in_use():
+    nodes = [node("a", gpus=4), node("b", gpus=2)]
+    assert place("kube-most-allocated", nodes, pod("x", milli=500), pod("y", milli=600)) == [[1000] * 4, [500, 400, -1, -1]]
+
+
 def test_gpuclustering_keeps_kinds_together():
     nodes = [node("a"), node("b")]
     assert place("gpuclustering", nodes, pod("x", milli=1000), pod("y", milli=500), pod("z", milli=500)) == [[0, 1000], [0, 1000]]
