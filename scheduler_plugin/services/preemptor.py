@@ -108,7 +108,7 @@ class Preemptor:
     ) -> None:
         """Args: retry: makes kube-scheduler retry the pod of a UID. leads: whether this replica decides."""
         self._context = context
-        self._evictions = Evictions(api, events, context.clock, telemetry)
+        self._evictions = Evictions(api, events, context.clock, telemetry, self._note_granted)
         self._retry = retry
         self._leads = leads
         self._under_way: dict[str, _Move] = {}
@@ -404,6 +404,13 @@ class Preemptor:
                 return ()
             rows = rows[curable(verdict, rows)]
         return sorted((state.names[row] for row in rows.tolist()), key=lambda node: state.pods_changed_at(node) <= since)
+
+    def _note_granted(self, victim: PodFacts) -> None:
+        """Count a pod as ending, and in its budgets, before the watch reports it: the next plan may be made earlier."""
+        self._context.budgets.note_eviction(victim)
+        pod = self._context.state.pods.get(victim.uid)
+        if pod is not None and not pod.deletion_requested:
+            self._context.state.set_pod(replace(pod, deletion_requested=True))
 
     async def _end(self, plan: EvictionPlan, pod: PodFacts) -> bool:
         victims = [victim for uid in sorted(plan.ended) if (victim := self._context.state.pods.get(uid)) is not None]

@@ -14,7 +14,7 @@ from aliquot.kube.errors import KubeApiError, KubeNotFoundError
 from scheduler_plugin.core.cluster.budgets import Budget
 from scheduler_plugin.core.cluster.decisions import MAX_RECORDED, Decision
 from scheduler_plugin.core.cluster.pods import STUCK_SECONDS
-from scheduler_plugin.core.cluster.selectors import Operator, Requirement
+from scheduler_plugin.core.cluster.selectors import Operator, Requirement, exactly
 from scheduler_plugin.core.cluster.state import ClusterState, Stage
 from scheduler_plugin.extender.cooperative import MAX_PER_BATCH
 from scheduler_plugin.extender.preempt import ENOUGH_SECONDS, LAST_SECONDS, choose_victims
@@ -635,6 +635,19 @@ async def test_gang_on_several_nodes_ends_whole_for_one_pod():
         scene.state.set_pod(replace(scene.state.pods[f"{node}-1"], priority=200))
     scene.refused("important")
     assert sorted(await scene.after(5)) == ["n1-0", "n2-0"]
+
+
+async def test_second_plan_counts_evictions_that_watch_has_not_reported():
+    scene = Scene("n1", "n2")
+    for uid in ("n1-0", "n2-0", "n1-1", "n2-1"):
+        scene.state.set_pod(replace(scene.state.pods[uid], priority=0, labels=(("covered", "yes"),)))
+    scene.context.budgets.put(Budget("team", "b", tuple(exactly({"covered": "yes"})), 1))
+    for name in ("first", "second"):
+        scene.refused(name)
+    for _ in range(10):
+        await scene.after(5)
+    assert len(scene.evicted) == 1, "the budget allows one"
+    assert [budget.allowed for budget in scene.context.budgets.all()] == [0]
 
 
 async def test_gang_ends_not_at_all_if_one_member_cannot():
