@@ -155,7 +155,7 @@ def ended_object(name: str, finished_at: str, **limits: Any) -> dict:
     return pod
 
 
-async def test_pods_with_gpus_that_ended_are_read_in_the_order_of_their_ends():
+async def test_ended_pods_with_gpus_are_sorted_by_their_ends():
     late, early = ended_object("late", "2026-03-02T12:00:00Z", vgpu="1"), ended_object("early", "2026-03-02T11:00:00Z", vgpu="1")
     running = pod_object("no-end", vgpu="1")
     first = {"metadata": {"continue": "next"}, "items": [late, ended_object("cpu", "2026-03-02T11:00:00Z")]}
