@@ -422,33 +422,3 @@ def newest_slice(kubectl: Kubectl, owner: str) -> Object:
     """The conditions of the newest workload of an object."""
     found = sorted(workloads_of(kubectl, owner), key=lambda one: (one["metadata"]["creationTimestamp"], one["metadata"]["name"]))
     return {one["type"]: one["message"] for one in found[-1].get("status", {}).get("conditions", ())} if found else {}
-
-
-@pytest.mark.timeout(300)
-def test_queue_with_check_admits_only_what_fits_on_gpus(kubectl: Kubectl, kueue: Kubectl) -> None:
-    del kueue
-    with example(kubectl, "kueue-fits"):
-        pods = [kubectl.get("pod", name) for name in running(kubectl, "fits", 2)]
-        [workload] = workloads_of(kubectl, "fits")
-        hold = f"{workload['metadata']['name']}/main"
-        assert [pod["metadata"]["annotations"][contract.ANNOTATION_HOLD] for pod in pods] == [hold] * 2
-        [check] = workload["status"]["admissionChecks"]
-        assert check["state"] == "Ready"
-        held = [place.partition("/")[0] for place in check["message"].split()[-2:]]
-        assert held == [pod["spec"]["nodeName"] for pod in pods]
-
-        # In sum there is room for this job, and on no GPU for its last pod.
-        kubectl.apply(queued_job("large", Slice(130_000).limits, "fitting-gpus", pods=GPUS - 1))
-        eventually(lambda: "6 of 7" in answer(kubectl, "large"), "the check to say what is missing", seconds=START_SECONDS,
-                   otherwise=lambda: answer(kubectl, "large"))  # fmt: skip
-        assert condition(kubectl, "large", "QuotaReserved")["status"] == "True"
-        assert kubectl.get("job", "large")["spec"]["suspend"]
-        kubectl.delete("job", "fits")
-        running(kubectl, "large", GPUS - 1)
-
-
-def answer(kubectl: Kubectl, job: str) -> str:
-    """What the admission check says of a job."""
-    return "".join(
-        one["message"] for workload in workloads_of(kubectl, job) for one in workload.get("status", {}).get("admissionChecks", ())
-    )
