@@ -372,8 +372,12 @@ class Preemptor:
         return best
 
     async def _plan_over_nodes(self, decision: Decision) -> EvictionPlan | None:
-        """Search victims on several nodes for a gang; calls are served between two tries."""
-        pod, nodes = self._still_waiting(decision.pod.uid), frozenset(self._nodes_of(decision, 0))
+        """Search victims on several nodes for a gang; calls are served between two tries.
+
+        The nodes of the filter call can be outdated: kube-scheduler calls no filter once its own filters refuse all nodes.
+        """
+        pod, proposed = self._still_waiting(decision.pod.uid), self._context.gangs.unhelped.get(decision.pod.uid, frozenset())
+        nodes = proposed.union(self._nodes_of(decision, 0))
         if pod is None or gang_of_pod(pod) is None:
             return None
         return await in_steps(plan_over_nodes(self._context, pod, nodes, self._evictions.refused))

@@ -11,8 +11,8 @@ Kept true at every step:
 - I3: nothing is held for a pod that is gone, once the watch has reported that. At the end only bound pods hold something.
 - I5: node and devices of a bound pod never change.
 - Gangs: a member is bound only when enough members have a place, never more than the maximum, and in the required domain.
-- Evictions: only for a more important pod that waits, after the minimum runtime of the pod that ends, and within its disruption budget.
-  Unless the watch is late, they leave a gang that runs whole, with its minimum, or without members.
+- Evictions: only for a more important pod that waits as far as the watch says, after the minimum runtime of the pod that ends, and
+  within its disruption budget. Unless the watch is late, they leave a gang that runs whole, with its minimum, or without members.
 """
 
 import asyncio
@@ -373,7 +373,8 @@ class World:
         if dry_run:
             return
         if self.actor == "preemptor":
-            assert any(other.priority > pod.priority for other in self.pods.values() if not other.node_name), f"{uid} ends for no pod"
+            known = self.state.pods.values()
+            assert any(other.priority > pod.priority for other in known if not other.node_name), f"{uid} ends for no pod"
             assert may_end_from(pod) <= self.now, f"{uid} ends before its minimum runtime"
             self.evicted.append(pod)
         self.seen[f"evicted by {self.actor}"] += 1

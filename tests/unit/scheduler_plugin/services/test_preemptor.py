@@ -731,6 +731,19 @@ async def test_gang_without_room_in_sum_gets_victims_on_several_nodes():
     assert set(nodes.values()) == freed
 
 
+async def test_nodes_of_later_preempt_call_count_beside_those_of_filter():
+    scene = Scene("n1", "n2", "n3")
+    for uid in ("n1-0", "n1-1"):
+        scene.state.set_pod(replace(scene.state.pods[uid], priority=200))
+    uids = await unhelped(scene, 2)
+    for uid in uids:  # only n1 passed kube-scheduler's own filters, at some earlier time
+        body = {"Pod": asked_pod(uid, gang_of("g", 2), vgpu="2", vgpu_memory="2000"), "NodeNames": ["n1"]}
+        assert json.loads(filter_body(scene.context, json.dumps(body).encode(), scene.now))["NodeNames"] == []
+    for _ in range(3):
+        await scene.after(5)
+    assert sorted(scene.evicted) == ["n2-0", "n2-1", "n3-0", "n3-1"]
+
+
 @pytest.mark.parametrize("change", ["bound", "gone"])
 async def test_member_that_no_longer_waits_gets_no_victims(change):
     scene = Scene("n1", "n2")
