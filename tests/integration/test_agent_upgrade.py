@@ -113,6 +113,7 @@ DIRECTORY, FILE, SOCKET = stat.S_IFDIR, stat.S_IFREG, stat.S_IFSOCK
 WRITTEN = {
     "state": DIRECTORY | 0o700,
     "state/agent-holder": FILE | 0o644,
+    "state/agent-successor": FILE | 0o600,
     "state/secret": FILE | 0o600,
     "state/node-versions": FILE | 0o600,
     "state/ledger": DIRECTORY | 0o700,
