@@ -208,7 +208,7 @@ class Settings:
         return settings
 
     @property
-    def name_of_node(self) -> str:
+    def node_name_or_host(self) -> str:
         """The node's name in Kubernetes."""
         return self.node_name or socket.gethostname().lower()
 

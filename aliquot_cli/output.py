@@ -98,7 +98,7 @@ class _Wrapping:
         self._is_below = any(self._widths[index] < min(widths[index], _NARROWEST) for index in sentences)
 
     def lines(self, rows: Sequence[Sequence[Cell]]) -> Iterator[str]:
-        """Yield the lines of all rows, the first of which has the titles."""
+        """Yield the lines of all rows. The first row has the titles."""
         titles = rows[0]
         for row in rows:
             yield from self._row_with_sentences_below(titles, row) if self._is_below else self._wrapped(row)

@@ -23,7 +23,15 @@ class Clock(Protocol):
         ...
 
 
-class PodApi(Protocol):
+class Annotator(Protocol):
+    """The part of ``PodApi`` that sets annotations."""
+
+    async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
+        """Set annotations of the pod of this UID. Raises KubeApiError."""
+        ...
+
+
+class PodApi(Annotator, Protocol):
     """The Kubernetes API for single pods."""
 
     async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
@@ -40,10 +48,6 @@ class PodApi(Protocol):
 
     async def succeeded_pods(self, namespace: str) -> Sequence[PodFacts]:
         """Return the pods of a namespace that have succeeded. Raises KubeApiError."""
-        ...
-
-    async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
-        """Set annotations of the pod of this UID. Raises KubeApiError."""
         ...
 
     async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:

@@ -38,7 +38,8 @@ class DriverFront(DRAPluginServicer, HealthStreams):
         self._opened = asyncio.Event()
         self._driver: DRAPluginServicer | None = None
         self._health: HealthStreams | None = None
-        self._streams = 0
+        self._ends = 0
+        """How often all streams were ended."""
         self._calls = 0
         self._changes = Changes()
         self._running: asyncio.Future[None] | None = None
@@ -79,7 +80,7 @@ class DriverFront(DRAPluginServicer, HealthStreams):
 
     def end_streams(self) -> None:
         """End the open streams; a stopping server waits for them."""
-        self._streams += 1
+        self._ends += 1
         self._changes.notify()
         if self._health is not None:
             self._health.end_streams()
@@ -104,10 +105,10 @@ class DriverFront(DRAPluginServicer, HealthStreams):
         self, request: drahealth_pb2.NodeWatchResourcesRequest, context: Context
     ) -> AsyncIterator[drahealth_pb2.NodeWatchResourcesResponse]:
         """Send the health of all devices once it is known. Until then kubelet keeps what the last agent sent."""
-        streams = self._streams
-        while self._health is None and streams == self._streams:
+        ends = self._ends
+        while self._health is None and ends == self._ends:
             await self._changes.after(self._changes.count)
-        if self._health is not None and streams == self._streams:
+        if self._health is not None and ends == self._ends:
             async for response in self._health.NodeWatchResources(request, context):
                 yield response
 

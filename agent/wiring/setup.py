@@ -55,7 +55,7 @@ class Setup:
 
 def build_setup(settings: Settings, environ: Mapping[str, str], telemetry: Telemetry) -> Setup:
     """Find the API server and the libraries, and create the agent's own directories. Raises SettingsError, AgentError."""
-    node_name = settings.name_of_node
+    node_name = settings.node_name_or_host
     build = _build_directory(environ)
     api_server = find_api_server(settings.kube_api_url, settings.kube_token_file, settings.kube_ca_file, environ)
     state, runtime = make_directory(Path(settings.state_dir), 0o700), make_directory(Path(settings.runtime_dir), 0o755)

@@ -59,7 +59,7 @@ def build_place(settings: Settings, environ: Mapping[str, str]) -> Place:
     since = datetime.now(UTC).isoformat(timespec="seconds")
     directories = list(dict.fromkeys((state, runtime, cdi)))
     locks = DirectoryLocks(directories, [state, runtime], f"{pod}, process {os.getpid()}, since {since}")
-    telemetry = Telemetry(settings.name_of_node)
+    telemetry = Telemetry(settings.node_name_or_host)
     return Place(locks, Succession(state, pod), telemetry, _front(settings, telemetry))
 
 

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from aliquot.contract import units
 from scheduler_plugin.core.claims.first_fit import Amounts, DeviceKey
-from scheduler_plugin.core.claims.pools import ClaimKey, Pools, StoredClaim, node_of
+from scheduler_plugin.core.claims.pools import Pools, node_of
+from scheduler_plugin.core.claims.stored import ClaimKey, StoredClaim
 from scheduler_plugin.core.cluster.hold_uids import claim_uid
 from scheduler_plugin.core.cluster.pods import Use
 from scheduler_plugin.core.cluster.state import ClusterState, Reservation, Stage

@@ -21,7 +21,8 @@ from aliquot.contract import units
 from aliquot.contract.errors import ContractError
 from aliquot.contract.model import ContainerRequest, ContainerSpec, Pod, Policy, Preferences
 from scheduler_plugin.core.claims.first_fit import Claim, Request, SearchTooLongError, Taken
-from scheduler_plugin.core.claims.pools import Guess, Pools, StoredClaim
+from scheduler_plugin.core.claims.pools import Guess, Pools
+from scheduler_plugin.core.claims.stored import StoredClaim
 from scheduler_plugin.core.cluster.columns import Rows
 from scheduler_plugin.core.cluster.pods import PodFacts, Use
 from scheduler_plugin.core.cluster.reasons import NodeReason

@@ -8,16 +8,17 @@ pod with what it knew. So each refused pod that fits now gets an annotation, whi
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from aliquot import contract
 from aliquot.kube.errors import KubeApiError
-from scheduler_plugin.core.claims.pools import StoredClaim
+from scheduler_plugin.core.claims.stored import StoredClaim
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.extender.claims import ClaimVerdicts
 from scheduler_plugin.extender.context import ExtenderContext
+from scheduler_plugin.ports import Annotator
+from scheduler_plugin.services.retry_mark import RetryMark
 
 logger = logging.getLogger(__name__)
 
@@ -93,14 +94,6 @@ class ClaimWatch:
         self._claims.is_listed = all(one.is_listed for one in self._receivers)
 
 
-class Annotator(Protocol):
-    """Of ``ports.PodApi``, what the loop uses."""
-
-    async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
-        """Set annotations of the pod of this UID. Raises KubeApiError."""
-        ...
-
-
 class ClaimRetry:
     """The loop that has refused pods tried again."""
 
@@ -110,7 +103,7 @@ class ClaimRetry:
         self._api = api
         self._leads = leads
         self._seen_count = -1
-        self._started_at = round(context.clock.now())
+        self._mark = RetryMark(context)
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
@@ -135,8 +128,7 @@ class ClaimRetry:
         self._seen_count = state.columns.change_count
 
     async def _retry(self, namespace: str, name: str, uid: str) -> None:
-        value = f"{self._started_at}-{self._context.state.columns.change_count}"
         try:
-            await self._api.annotate(namespace, name, uid, {contract.ANNOTATION_RETRY: value})
+            await self._api.annotate(namespace, name, uid, self._mark.annotations())
         except KubeApiError as exc:  # kube-scheduler itself tries again after some minutes
             logger.warning("pod not tried again: %s", exc, extra={"pod": f"{namespace}/{name}", "pod_uid": uid})

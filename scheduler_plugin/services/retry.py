@@ -33,6 +33,7 @@ from scheduler_plugin.core.fit.shapes import PodShape, Takers
 from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.extender.cooperative import MAX_PER_BATCH, in_batches
 from scheduler_plugin.ports import PodApi
+from scheduler_plugin.services.retry_mark import RetryMark
 from scheduler_plugin.services.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class Retry:
         """The pods that waited without a decision when kube-scheduler was first quiet after that; they count as refused."""
         self._forgot_at = float("-inf")
         self._telemetry = telemetry
-        self._started_at = round(context.clock.now())
+        self._mark = RetryMark(context)
 
     async def run(self) -> None:
         """Retry until cancelled."""
@@ -288,10 +289,8 @@ class Retry:
             return
         pod = decision.pod
         self._context.decisions.forget(uid)
-        value = f"{self._started_at}-{self._context.state.columns.change_count}"  # the counter alone starts again with each process
-        annotations = {contract.ANNOTATION_RETRY: value}
         try:
-            await self._api.annotate(pod.namespace, pod.name, pod.uid, annotations)
+            await self._api.annotate(pod.namespace, pod.name, pod.uid, self._mark.annotations())
             self._telemetry.retried.inc()
         except KubeRefusedError as exc:
             logger.debug("a waiting pod no longer exists: %s", exc)

@@ -4,7 +4,7 @@
 A node gives out its GPUs by one interface, so a pod can run on one kind of node only.
 
 The label ``aliquot.dev/allocation`` of the pod decides, then that of its namespace, with the values ``dra`` and ``plugin``. Without a label
-pods get claims as soon as any node gives out its GPUs by claims.
+pods get claims if a node gives out its GPUs by claims, or if there is no node with GPUs yet.
 """
 
 from collections.abc import Callable, Iterable, Mapping

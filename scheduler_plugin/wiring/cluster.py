@@ -15,7 +15,7 @@ from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.adapters.clock import SystemClock
 from scheduler_plugin.adapters.kube_watch import Stream
 from scheduler_plugin.core.admit.nodes import NodeFacts, Taint
-from scheduler_plugin.core.claims.pools import decode_claim
+from scheduler_plugin.core.claims.stored import decode_claim
 from scheduler_plugin.core.cluster.budgets import Budget
 from scheduler_plugin.core.cluster.domains import place_labels
 from scheduler_plugin.core.cluster.journal import Rules

@@ -31,7 +31,7 @@ from aliquot_lab.simulate.extender import SHARES_PER_GPU, ExtenderEngine
 from aliquot_lab.simulate.kube_scores import default_scores
 from aliquot_lab.simulate.run import NOTED_PERCENT, Task, replay_arrivals
 from aliquot_lab.simulate.trace import NODE_LIST, WHOLE_GPU_MILLI, PodClass, TraceNode, TracePod, pod_lists
-from scheduler_plugin.core.claims.pools import Part, StoredClaim
+from scheduler_plugin.core.claims.stored import Part, StoredClaim
 from scheduler_plugin.core.claims.templates import template_of
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.reasons import NodeReason

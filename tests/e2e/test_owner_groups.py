@@ -63,7 +63,7 @@ def leader_worker_set(name: str, wanted: Slice, size: int, *, exclusive: bool = 
 
 
 def members(kubectl: Kubectl, owner: str) -> list[Object]:
-    """The pods whose names begin with an owner's."""
+    """The pods of an owner: their names begin with its name."""
     return [pod for pod in kubectl.all("pods") if pod["metadata"]["name"].startswith(owner) and "deletionTimestamp" not in pod["metadata"]]
 
 
@@ -115,7 +115,7 @@ STEPWISE = [
     pytest.param(jobset("steps", job("only", template(SMALL), 3), exclusive=True), 3, ["", "2", "2"], id="jobset with exclusive topology"),
     pytest.param(
         leader_worker_set("steps", SMALL, 3, replicas=2, startupPolicy="LeaderReady"),
-        6, ["", "", "2", "2", "2", "2"], id="lws whose leader is ready first",
+        6, ["", "", "2", "2", "2", "2"], id="lws, workers after ready leader",
     ),
     pytest.param(leader_worker_set("steps", SMALL, 3, exclusive=True), 3, ["", "2", "2"], id="lws with exclusive topology"),
 ]  # fmt: skip

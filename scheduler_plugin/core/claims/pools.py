@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResourceSlices, DeviceClasses and ResourceClaims as the API shows them, and the devices that kube-scheduler takes for claims on a node.
+"""The devices for claims and what uses them, and the devices that kube-scheduler takes for claims on a node.
 
 Invariant: the use of a node's devices is the sum of the allocations of all claims, and of the guesses for pods that are being scheduled.
 A guess counts until the pod's claims are allocated, or its caller drops it. Pure: objects in, values out.
@@ -9,100 +9,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final
-
-import msgspec
+from typing import Any
 
 from aliquot import contract
 from aliquot.contract.errors import ContractError
-from aliquot.contract.units import parse_quantity
 from scheduler_plugin.core.claims.first_fit import Amounts, Claim, Device, DeviceKey, Taken, Usage, predict
 from scheduler_plugin.core.claims.objects import claim_of, devices_of
 from scheduler_plugin.core.claims.selecting import check, meets
+from scheduler_plugin.core.claims.stored import ClaimKey, Part, StoredClaim
 
 Json = Mapping[str, Any]
-ClaimKey = tuple[str, str]
-"""Namespace and name."""
 PoolKey = tuple[str, str]
 """Driver and name."""
-UUID: Final = f"{contract.DRA_DRIVER}/uuid"
-
-
-class _Metadata(msgspec.Struct):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-
-
-class _Result(msgspec.Struct, rename="camel"):
-    request: str = ""
-    driver: str = ""
-    pool: str = ""
-    device: str = ""
-    admin_access: bool | None = None
-    consumed_capacity: dict[str, str] | None = None
-
-
-class _Devices(msgspec.Struct):
-    results: list[_Result] | None = None
-
-
-class _Allocation(msgspec.Struct):
-    devices: _Devices = msgspec.field(default_factory=_Devices)
-
-
-class _Consumer(msgspec.Struct):
-    uid: str = ""
-
-
-class _Status(msgspec.Struct, rename="camel"):
-    allocation: _Allocation | None = None
-    reserved_for: list[_Consumer] | None = None
-
-
-class _ClaimObject(msgspec.Struct):
-    metadata: _Metadata
-    spec: dict[str, Any]
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What a claim has of a device. Without amounts it has the device alone."""
-
-    request: str
-    device: DeviceKey
-    consumed: Amounts | None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredClaim:
-    """A ResourceClaim."""
-
-    key: ClaimKey
-    uid: str
-    spec: Json
-    shape: bytes
-    """Its spec as text: equal claims have equal shapes."""
-    parts: tuple[Part, ...] | None
-    """None until it is allocated."""
-    reserved_for: tuple[str, ...]
-    """UIDs of the pods that use it."""
-
-
-def decode_claim(raw: msgspec.Raw | bytes) -> StoredClaim:
-    """Read a ResourceClaim. Raises DecodeError, ContractError."""
-    found = msgspec.json.decode(raw, type=_ClaimObject)
-    allocation, metadata = found.status.allocation, found.metadata
-    parts = None if allocation is None else tuple(map(_part, (one for one in allocation.devices.results or () if not one.admin_access)))
-    users = tuple(user.uid for user in found.status.reserved_for or ())
-    shape = msgspec.json.encode(found.spec, order="deterministic")
-    return StoredClaim((metadata.namespace, metadata.name), metadata.uid, found.spec, shape, parts, users)
-
-
-def _part(result: _Result) -> Part:
-    amounts = None if result.consumed_capacity is None else {name: parse_quantity(text) for name, text in result.consumed_capacity.items()}
-    return Part(result.request, (result.driver, result.pool, result.device), amounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +44,7 @@ class Pools:
         self.class_version = 0
         """Grows when a class changes: then each prediction may."""
         self.uuids: dict[DeviceKey, str] = {}
-        """GPU UUIDs, also of devices whose slice is gone: kubelet deletes slices when it restarts."""
+        """UUIDs of GPUs. They stay when a slice goes, because kubelet deletes all slices when it restarts."""
         self._slices: dict[str, Json] = {}
         self._on_node: dict[str, dict[str, Json]] = {}
         """Slices by node and name."""
@@ -233,13 +151,13 @@ class Pools:
 
     # --- prediction ---
 
-    def stamp(self, node: str, but: str) -> tuple[object, ...]:
-        """Return what a prediction on a node depends on, besides the claims and classes. Args: but: as in ``predict``."""
-        return self._versions[node], *(uid for uid in self._guesses if self._counts(uid, node, but))
+    def stamp(self, node: str, own_uid: str) -> tuple[object, ...]:
+        """Return what a prediction on a node depends on, besides the claims and classes. Args: own_uid: as in ``predict``."""
+        return self._versions[node], *(uid for uid in self._guesses if self._counts(uid, node, own_uid))
 
-    def _counts(self, uid: str, node: str, but: str) -> bool:
+    def _counts(self, uid: str, node: str, own_uid: str) -> bool:
         """Whether the guess for a pod counts on a node."""
-        return uid != but and self._guesses[uid].node == node and self.is_expected(uid)
+        return uid != own_uid and self._guesses[uid].node == node and self.is_expected(uid)
 
     def _note(self, node: str) -> None:
         self._versions[node] += 1
@@ -257,14 +175,14 @@ class Pools:
                 check(expression)
         return read
 
-    def predict(self, node: str, claims: Sequence[Claim], but: str = "", *, guesses: bool = True) -> Sequence[Sequence[Taken]] | None:
+    def predict(self, node: str, claims: Sequence[Claim], own_uid: str = "", *, guesses: bool = True) -> Sequence[Sequence[Taken]] | None:
         """Return the devices that each claim gets on a node; None if they do not fit together.
 
-        Args: but: UID of a pod; its own guess does not count. guesses: whether others' guesses count.
+        Args: own_uid: of the pod that is judged; its own guess does not count. guesses: whether others' guesses count.
         Raises: ContractError, SearchTooLongError: it is not known.
         """
         devices = self._devices_of(node)
-        return predict(devices, self._usage(node, devices, but, guesses=guesses), claims, meets)
+        return predict(devices, self._usage(node, devices, own_uid, guesses=guesses), claims, meets)
 
     def _devices_of(self, node: str) -> Sequence[Device]:
         if node not in self._devices:
@@ -279,16 +197,16 @@ class Pools:
             raise ContractError(found)
         return found
 
-    def _usage(self, node: str, devices: Sequence[Device], but: str, *, guesses: bool) -> Usage:
+    def _usage(self, node: str, devices: Sequence[Device], own_uid: str, *, guesses: bool) -> Usage:
         pools = {device.key[:2] for device in devices}
         used = [(part.device, part.consumed) for pool in pools for parts in self._parts.get(pool, {}).values() for part in parts]
-        return _sum_of([*used, *self._guessed(node, devices, but)] if guesses else used)
+        return _sum_of([*used, *self._guessed(node, devices, own_uid)] if guesses else used)
 
-    def _guessed(self, node: str, devices: Sequence[Device], but: str) -> Iterable[tuple[DeviceKey, Amounts | None]]:
+    def _guessed(self, node: str, devices: Sequence[Device], own_uid: str) -> Iterable[tuple[DeviceKey, Amounts | None]]:
         """Yield what the guesses for pods use on a node."""
         shared = {device.key for device in devices if device.shared}
         for uid, guess in self._guesses.items():
-            if self._counts(uid, node, but):
+            if self._counts(uid, node, own_uid):
                 yield from ((taken.device, taken.consumed if taken.device in shared else None) for taken in guess.taken)
 
     def _slices_changed(self, node: str) -> None:

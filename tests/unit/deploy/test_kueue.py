@@ -131,7 +131,7 @@ def test_policy_reads_hold_at_every_way_to_annotations_of_pods() -> None:
     assert VARIABLES["ownNamespace"] == "request.?namespace.orValue('')", "an object of the whole cluster has none"
 
 
-def test_owner_kinds_of_policy_are_those_whose_templates_it_reads() -> None:
+def test_policy_allows_exactly_kinds_with_known_templates() -> None:
     named = set(re.findall(r"'([a-z.0-9-]+/[A-Z]\w+)'", VARIABLES["isOfController"]))
     assert named == {f"{kind.group}/{kind.kind}" for kind in KINDS}
     assert all(f"{kind.kind.lower()}s" == kind.plural for kind in KINDS), "the policy makes the resource's name of the kind"

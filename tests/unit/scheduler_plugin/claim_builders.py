@@ -8,7 +8,7 @@ import msgspec
 
 from aliquot import contract
 from aliquot.contract.gpunode import GpuNode
-from scheduler_plugin.core.claims.pools import StoredClaim, decode_claim
+from scheduler_plugin.core.claims.stored import StoredClaim, decode_claim
 from scheduler_plugin.core.cluster.objects import PodObject, pod_facts
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.extender.context import ExtenderContext
@@ -82,7 +82,7 @@ def result(node: str, minor: int, *, request: str = "gpu", memory: str = "1000Mi
 
 
 def pod_json(uid: str, *claims: str, node: str = "", cpu: str = "0") -> Json:
-    """Return a pod whose claims were made from templates."""
+    """Return a pod with claims that were made from templates."""
     pod = pod_object(uid, node=node)
     pod["metadata"] |= {"uid": uid, "namespace": "team"}
     pod["spec"]["containers"] = [{"name": "main", "resources": {"requests": {"cpu": cpu}}}]

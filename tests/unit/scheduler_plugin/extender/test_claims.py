@@ -2,7 +2,7 @@
 """filter and prioritize for pods with ResourceClaims."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -133,11 +133,16 @@ def test_node_is_rated_by_device_that_kube_scheduler_takes_there():
     assert context.claims.taking(query, context.state.rows_by_name["n1"])[0][0].device[2] == "gpu-0"
 
 
-def test_next_pod_is_not_rated_by_room_of_earlier_pod():
+def first_of_two_rated() -> tuple[ExtenderContext, Mapping[str, int]]:
+    """Return a cluster of one GPU a node and two claims that do not fit together, with the scores for a pod with the first."""
     context = cluster(devices=1)
     for name in ("one", "two"):
         context.claims.holds.set_claim(claim_of(name, asking(memory="700Mi")))
-    found = scores(context, pod_json("p1", "one"))
+    return context, scores(context, pod_json("p1", "one"))
+
+
+def test_next_pod_is_not_rated_by_room_of_earlier_pod():
+    context, found = first_of_two_rated()
     first = max(found, key=found.__getitem__)
     second = scores(context, pod_json("p2", "two"))
     assert second[first] == 0
@@ -178,10 +183,7 @@ def test_claim_of_unknown_slice_is_counted_once_slice_is_there():
 
 
 def test_expired_guess_counts_no_more():
-    context = cluster(devices=1)
-    for name in ("one", "two"):
-        context.claims.holds.set_claim(claim_of(name, asking(memory="700Mi")))
-    found = scores(context, pod_json("p1", "one"))
+    context, found = first_of_two_rated()
     taken = max(found, key=found.__getitem__)
     assert context.state.expire(now=11.0, pods_current_at=11.0) == 1
     assert scores(context, pod_json("p2", "two"))[taken] > 0

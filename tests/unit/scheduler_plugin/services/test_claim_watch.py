@@ -10,7 +10,7 @@ import pytest
 
 from aliquot import contract
 from aliquot.kube.errors import KubeApiError
-from scheduler_plugin.core.claims.pools import decode_claim
+from scheduler_plugin.core.claims.stored import decode_claim
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.services.claim_watch import ClaimRetry, ClaimWatch, decode_object
@@ -19,7 +19,7 @@ from tests.unit.scheduler_plugin.claim_builders import asking, claim_of, class_o
 
 
 class Pods:
-    """Implements ``services.claim_watch.Annotator``."""
+    """Implements ``ports.Annotator``."""
 
     def __init__(self) -> None:
         self.annotated: list[str] = []

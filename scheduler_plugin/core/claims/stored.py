@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ResourceClaims as the extender keeps them, read from the API's JSON. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+
+from aliquot.contract.units import parse_quantity
+from scheduler_plugin.core.claims.first_fit import Amounts, DeviceKey
+
+ClaimKey: TypeAlias = tuple[str, str]
+"""Namespace and name."""
+
+
+class _Metadata(msgspec.Struct):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+
+
+class _Result(msgspec.Struct, rename="camel"):
+    request: str = ""
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    admin_access: bool | None = None
+    consumed_capacity: dict[str, str] | None = None
+
+
+class _Devices(msgspec.Struct):
+    results: list[_Result] | None = None
+
+
+class _Allocation(msgspec.Struct):
+    devices: _Devices = msgspec.field(default_factory=_Devices)
+
+
+class _Consumer(msgspec.Struct):
+    uid: str = ""
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    allocation: _Allocation | None = None
+    reserved_for: list[_Consumer] | None = None
+
+
+class _ClaimObject(msgspec.Struct):
+    metadata: _Metadata
+    spec: dict[str, Any]
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a claim has of a device. Without amounts it has the device alone."""
+
+    request: str
+    device: DeviceKey
+    consumed: Amounts | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredClaim:
+    """A ResourceClaim."""
+
+    key: ClaimKey
+    uid: str
+    spec: Mapping[str, Any]
+    shape: bytes
+    """Its spec as text: equal claims have equal shapes."""
+    parts: tuple[Part, ...] | None
+    """None until it is allocated."""
+    reserved_for: tuple[str, ...]
+    """UIDs of the pods that use it."""
+
+
+def decode_claim(raw: msgspec.Raw | bytes) -> StoredClaim:
+    """Read a ResourceClaim. Raises DecodeError, ContractError."""
+    found = msgspec.json.decode(raw, type=_ClaimObject)
+    allocation, metadata = found.status.allocation, found.metadata
+    parts = None if allocation is None else tuple(map(_part, (one for one in allocation.devices.results or () if not one.admin_access)))
+    users = tuple(user.uid for user in found.status.reserved_for or ())
+    shape = msgspec.json.encode(found.spec, order="deterministic")
+    return StoredClaim((metadata.namespace, metadata.name), metadata.uid, found.spec, shape, parts, users)
+
+
+def _part(result: _Result) -> Part:
+    amounts = None if result.consumed_capacity is None else {name: parse_quantity(text) for name, text in result.consumed_capacity.items()}
+    return Part(result.request, (result.driver, result.pool, result.device), amounts)
