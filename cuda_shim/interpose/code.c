@@ -226,96 +226,24 @@ bool aq_code_hold(uint64_t handle, const struct aq_place *place, uint64_t bytes)
 	return recorded;
 }
 
-/* ---- what contexts keep ---------------------------------------------------------------------------------------- */
-
-/* The first code that calls malloc or printf on the device brings a heap and a buffer to its context, which keeps them when that code is
- * unloaded (8 MiB and 1 MiB are documented, and drivers may take more). The same holds for the rest of a page, while other code lies there.
- * They are charged under a handle of their own, until they come back or the context ends. */
-#define KEPT_MOST_BYTES ((int64_t)16 << 20)
-
-static uint64_t handle_of_kept(const struct aq_place *place)
+static void credit(const struct aq_entry *entry, void *context)
 {
-	return place->owner | 1; /* no address is odd */
+	(void)context;
+	aq_uncharge((int)entry->device, AQ_MODULE, entry->bytes);
 }
-
-/* Take `change` into what the context keeps, as far as that lies within its bounds; the change made. With the gate held. */
-static int64_t change_kept(const struct aq_place *place, int64_t change)
-{
-	struct aq_entry kept = { .key = key_of(handle_of_kept(place), place->device), .owner = place->owner };
-
-	aq_map_get(&charged, kept.key, &kept);
-	int64_t now = (int64_t)kept.bytes, then = now + change;
-	then = then < 0 ? 0 : then > KEPT_MOST_BYTES ? KEPT_MOST_BYTES : then;
-	kept.bytes = (uint64_t)then;
-	kept.device = (uint32_t)place->device;
-	kept.kind = AQ_MODULE;
-	return then != now && aq_map_put(&charged, &kept) ? then - now : 0;
-}
-
-void aq_code_look_at_use(int device, struct aq_code_use *use)
-{
-	struct aq_place current;
-	struct aq_moment now;
-
-	bool is_here = aq_place_current(&current) && current.device == device && aq_code_look(device, &now) == CUDA_SUCCESS;
-	use->free_bytes = is_here ? now.free_bytes : 0;
-	aq_measure_open();
-	pthread_mutex_lock(&measuring);
-	use->is_listed = uncharged_bytes(device, &use->uncharged_bytes);
-	pthread_mutex_unlock(&measuring);
-}
-
-/* Of what was charged, what did not come back between two looks: to this process, or where the driver does not list it to the device, which
- * a neighbour may use. Below zero: more came back. */
-static int64_t missing(const struct aq_code_use *before, const struct aq_code_use *after, int64_t bytes)
-{
-	int64_t back = bytes;
-
-	if (before->is_listed && after->is_listed)
-		back = before->uncharged_bytes - after->uncharged_bytes;
-	else if (before->free_bytes && after->free_bytes)
-		back = after->free_bytes > before->free_bytes ? (int64_t)least(after->free_bytes - before->free_bytes, (uint64_t)bytes) : 0;
-	return back < 0 ? bytes : bytes - back;
-}
-
-void aq_code_give_back(const struct aq_place *place, uint64_t bytes, const struct aq_code_use *before)
-{
-	struct aq_code_use after;
-
-	if (!bytes)
-		return;
-	aq_code_look_at_use(place->device, &after);
-	pthread_mutex_lock(&measuring);
-	int64_t kept = change_kept(place, missing(before, &after, (int64_t)bytes));
-	aq_uncharge(place->device, AQ_MODULE, (uint64_t)((int64_t)bytes - kept));
-	pthread_mutex_unlock(&measuring);
-}
-
-/* ---- unloading ------------------------------------------------------------------------------------------------- */
 
 void aq_code_unloading(uint64_t handle, struct aq_code_held *held)
 {
 	for (int device = 0; device < AQ_MAX_DEVICES; device++)
-		if (aq_map_take(&charged, key_of(handle, device), &held->entry[device]))
-			aq_code_look_at_use(device, &held->before[device]);
-		else
+		if (!aq_map_take(&charged, key_of(handle, device), &held->entry[device]))
 			held->entry[device].key = 0;
-}
-
-static void unloaded_from(const struct aq_entry *entry, const struct aq_code_use *before)
-{
-	struct aq_place current, place = { .device = (int)entry->device, .owner = entry->owner };
-
-	if (place.owner == NO_OWNER) /* of several contexts: only what this one keeps can be told apart */
-		place.owner = aq_place_current(&current) && current.device == place.device ? current.owner : 0;
-	aq_code_give_back(&place, entry->bytes, before);
 }
 
 void aq_code_unloaded(const struct aq_code_held *held, bool unloaded)
 {
 	for (int device = 0; device < AQ_MAX_DEVICES; device++) {
 		if (held->entry[device].key && unloaded)
-			unloaded_from(&held->entry[device], &held->before[device]);
+			credit(&held->entry[device], NULL);
 		else if (held->entry[device].key)
 			aq_map_put(&charged, &held->entry[device]);
 	}
@@ -333,12 +261,6 @@ static bool belongs_to(const struct aq_entry *entry, void *context)
 	const struct owner *owner = context;
 
 	return (int)entry->device == owner->device && entry->owner == owner->owner;
-}
-
-static void credit(const struct aq_entry *entry, void *context)
-{
-	(void)context;
-	aq_uncharge((int)entry->device, AQ_MODULE, entry->bytes);
 }
 
 void aq_code_context_begun(int device)

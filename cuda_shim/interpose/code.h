@@ -40,24 +40,12 @@ enum aq_code_fit aq_code_charge(uint64_t image_bytes, int device, const struct a
 /* Remember a charge until the handle is unloaded, or its context ends. False without memory to record it. */
 bool aq_code_hold(uint64_t handle, const struct aq_place *place, uint64_t bytes);
 
-/* Before a call that unloads. */
-struct aq_code_use {
-	bool is_listed;          /* the driver lists this process */
-	int64_t uncharged_bytes; /* then: what it counts for the process beyond the charges */
-	uint64_t free_bytes;     /* of the device; 0 = not known */
-};
-
 /* Around a call that unloads: the handle leaves the records before the driver may give it out again. */
 struct aq_code_held {
 	struct aq_entry entry[AQ_MAX_DEVICES];
-	struct aq_code_use before[AQ_MAX_DEVICES];
 };
 void aq_code_unloading(uint64_t handle, struct aq_code_held *held);
 void aq_code_unloaded(const struct aq_code_held *held, bool unloaded);
-
-/* The same for code without a handle in the records. After: uncharge it, without what its context keeps. */
-void aq_code_look_at_use(int device, struct aq_code_use *use);
-void aq_code_give_back(const struct aq_place *place, uint64_t bytes, const struct aq_code_use *before);
 
 /* A context of the device began: the old baseline of the process no longer holds. */
 void aq_code_context_begun(int device);

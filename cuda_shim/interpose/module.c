@@ -96,12 +96,10 @@ static uint64_t image_bytes(const struct load_call *call)
 /* Unload, and uncharge. What the driver does not unload stays charged, with what else it may have taken. */
 static bool undo(const struct load_call *call, const struct aq_place *place, uint64_t charged, uint64_t doubt)
 {
-	struct aq_code_use before;
-
-	aq_code_look_at_use(place->device, &before);
 	bool unloaded = unload(call);
+
 	if (unloaded) {
-		aq_code_give_back(place, charged, &before);
+		aq_uncharge(place->device, AQ_MODULE, charged);
 	} else {
 		aq_charge_taken(place->device, AQ_MODULE, doubt);
 		aq_code_hold((uintptr_t)call->made, place, charged + doubt);
