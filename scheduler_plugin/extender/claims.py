@@ -79,6 +79,17 @@ class _Predicted:
     """Those of the devices; None if the node cannot be rated."""
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A pod that fitted nowhere at its last call."""
+
+    pod: PodFacts
+    rows: Rows
+    """The nodes of the call. kube-scheduler refused the others itself, and it knows when to try them again."""
+    at: float
+    """On the monotonic clock."""
+
+
 @dataclass(slots=True)
 class _Predictions:
     """What was predicted for some claims, by row. It depends on no CPU and RAM, so pods of many sizes share it."""
@@ -98,8 +109,8 @@ class ClaimVerdicts:
         self.pools.is_expected = lambda uid: uid in state.reservations
         self.is_listed = False
         """Whether slices, classes and claims were listed."""
-        self.refused: dict[str, PodFacts] = {}
-        """The pods that fitted nowhere at their last call, by UID."""
+        self.refused: dict[str, Refusal] = {}
+        """By the pod's UID."""
         self._state = state
         self._shapes = shapes
         self._policy = policy
@@ -146,12 +157,12 @@ class ClaimVerdicts:
             self._state.columns.derive()
             return self._up_to_date(pod.uid, query)
 
-    def note_outcome(self, pod: PodFacts, *, fits: bool) -> None:
-        """Remember the pods that fit nowhere."""
+    def note_outcome(self, pod: PodFacts, rows: Rows, *, fits: bool) -> None:
+        """Remember the pods that fit nowhere. Args: rows: of the nodes of the call."""
         if fits:
             self.refused.pop(pod.uid, None)
         else:
-            self.refused[pod.uid] = pod
+            self.refused[pod.uid] = Refusal(pod, rows, self._clock.monotonic())
 
     def assume(self, pod: PodFacts, row: int) -> None:
         """Expect a pod on a node that was judged for it, until its claims are allocated or some seconds are over."""
