@@ -426,7 +426,7 @@ async def test_elastic_job_grows_onto_seats_for_its_new_pods_only(sizes: tuple[i
 
 
 @pytest.mark.parametrize("leaders", [1, 2])
-async def test_larger_size_that_waits_for_quota_takes_no_seats_of_the_present_one(leaders: int) -> None:
+async def test_larger_size_that_waits_for_quota_takes_no_seats(leaders: int) -> None:
     world = World(nodes={"n1": 4}, quota_mib=2 * GPU_MIB)
     reserve(world, "w0", pod_set(2, GPU_MIB))
     await look(world)

@@ -108,7 +108,7 @@ def test_room_that_comes_while_another_pod_is_tried_again_is_not_missed():
     assert pods.annotated == ["small", "large"]
 
 
-def test_pod_is_not_tried_again_for_nodes_that_kube_scheduler_did_not_offer():
+def test_pod_is_not_tried_again_for_nodes_that_were_not_offered():
     context, watch = watched("n2")
     pods = Pods()
     retry = ClaimRetry(context, pods, lambda: True)

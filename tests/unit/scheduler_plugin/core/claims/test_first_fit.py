@@ -42,7 +42,7 @@ def test_search_with_too_many_combinations_is_given_up():
         names(*(asks(1) for _ in range(12)), asks(11), devices=8)
 
 
-def test_attribute_with_a_value_of_another_kind_is_an_error_not_a_prediction():
+def test_attribute_of_another_kind_is_an_error_not_a_prediction():
     """Such as a list, since Kubernetes 1.36."""
     spec = {"driver": "d", "nodeName": "n", "pool": {"name": "n", "resourceSliceCount": 1}}
     device = {"name": "nic-0", "attributes": {"rail": {"strings": ["a", "b"]}}}
