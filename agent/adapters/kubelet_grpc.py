@@ -138,7 +138,8 @@ def sockets_in(directory: Path) -> list[Path]:
 async def is_listening(path: Path) -> bool:
     """Whether a process listens on a socket. One that does not accept in time counts as listening."""
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_unix_connection(path), PROBE_TIMEOUT_SECONDS)
+        async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
+            _, writer = await asyncio.open_unix_connection(path)
     except TimeoutError:
         return True
     except OSError:

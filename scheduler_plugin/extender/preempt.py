@@ -132,8 +132,24 @@ async def choose_victims(context: ExtenderContext, body: bytes) -> bytes:
     if reply:
         context.gangs.unhelped.pop(pod.uid, None)
     else:
-        context.put_off.until_victims_may_end(pod.uid, {node: _known(context, victims) for node, victims in chosen.items()}, now)
+        _put_off(context, pod, {node: _known(context, victims) for node, victims in chosen.items()}, now)
     return wire.preempt_result(reply)
+
+
+def _put_off(context: ExtenderContext, pod: PodFacts, proposed: Mapping[str, Sequence[PodFacts]], now: float) -> None:
+    """Leave a pod to our own evictions: at once for nodes where a gang ends that reaches other nodes, and when the victims may end.
+
+    kube-scheduler calls no filter for a pod that its own filters refuse everywhere, so the preemptor does not learn of it otherwise.
+    """
+    context.put_off.until_victims_may_end(pod.uid, proposed, now)
+    if not pod.is_picky:
+        context.put_off.at_once(pod.uid, [node for node, pods in proposed.items() if _reach_elsewhere(context, pods, node)])
+
+
+def _reach_elsewhere(context: ExtenderContext, pods: Iterable[PodFacts], node: str) -> bool:
+    """Whether a gang of these pods has members on other nodes."""
+    gangs = [gang for pod in pods if (gang := gang_of_pod(pod)) is not None]
+    return any(other.node_name not in ("", node) for gang in gangs for other in context.state.gang_members(gang.key))
 
 
 async def _search_nodes(context: ExtenderContext, search: _Search, proposed: Mapping[str, wire.MetaVictims]) -> dict[str, wire.MetaVictims]:

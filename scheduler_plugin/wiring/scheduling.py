@@ -98,7 +98,7 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
         moving = Consolidator(context, api, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, telemetry, scope)
     holding: Backfiller | None = None
     if Gate.BACKFILL in settings.gates:
-        holding = Backfiller(context, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, settings.scheduler_name)
+        holding = Backfiller(context, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, settings.scheduler_name, pods)
         watch.on_ended = holding.learn
     templates = ClaimTemplates(KubeTemplates(connection), cluster.clock, lambda: leaders.decides) if settings.translate_to_claims else None
     reads_claims = Gate.DYNAMIC_RESOURCE_ALLOCATION in settings.gates
