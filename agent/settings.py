@@ -45,7 +45,7 @@ class LostGpuPolicy(StrEnum):
 class Settings:
     """Everything that can be configured. Paths are absolute; durations are in seconds."""
 
-    node_name: Annotated[str, Row("name of this Kubernetes node (default: the host name)")] = ""
+    node_name: Annotated[str, Row("name of this Kubernetes node (default: the host name)", advanced=True)] = ""
     kubelet_dir: Annotated[
         str, Row("kubelet's directory; device-plugins, pod-resources, plugins and plugins_registry are below it", absolute=True)
     ] = contract.KUBELET_DIR

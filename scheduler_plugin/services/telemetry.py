@@ -68,12 +68,11 @@ class Telemetry:
         self.preempted = self._counter(
             "pods_preempted", "Pods evicted for a more important pod when kube-scheduler found no victims for it."
         )
-        self.consolidation_plans = self._counter(
-            "consolidation_plans", "Searches for moves that free a place for a waiting pod, by result: found or none.", "result"
-        )
         self.consolidation_moves = self._counter("consolidation_moves", "Pods evicted by consolidation.")
         self.consolidations = self._counter(
-            "consolidations", "Runs of moves for a waiting pod, by outcome: completed, given_up, or resumed after a restart.", "outcome"
+            "consolidations",
+            "Searches for moves for a waiting pod (found or none), and runs of moves (completed, given_up, or resumed after a restart).",
+            "outcome",
         )
         self.check_answers = self._counter(
             "admission_check_answers", "Answers to the admission check of Kueue's workloads, by state.", "state"
