@@ -267,7 +267,9 @@ class AdmissionCheckController:
             self._stay(workload, self._note(workload), "it waits until the pods of its old size have come to their seats")
             return
         if step in (Step.IGNORE, Step.LEAVE) or is_of_other:
-            self._forget(workload, hold)
+            if not is_of_other:  # another size of an elastic job decides on its own seats
+                self._context.workload_seats.drop(workload.hold_key)
+            self._known.pop(workload.key, None)
             return
         known = self._note(workload)
         if known.version == workload.version and self._now() - known.written_at < FRESH_SECONDS:
@@ -299,17 +301,6 @@ class AdmissionCheckController:
         """Whether seats are those of the size that a workload replaces."""
         replaced = self._objects.workloads.by_key.get((workload.namespace, workload.replaces))
         return hold is not None and replaced is not None and replaced.uid == hold.workload_uid
-
-    def _forget(self, workload: Workload, hold: Hold | None) -> None:
-        """Release the seats under a workload's name, except those of a larger size of its elastic job."""
-        if hold is not None and (hold.workload_uid == workload.uid or not self._is_of_later_slice(hold, workload)):
-            self._context.workload_seats.drop(workload.hold_key)
-        self._known.pop(workload.key, None)
-
-    def _is_of_later_slice(self, hold: Hold, workload: Workload) -> bool:
-        """Whether seats under a workload's name are those of a larger size of its elastic job."""
-        found = (other for other in self._objects.workloads.by_key.values() if other.uid == hold.workload_uid)
-        return any(other.hold_key == workload.hold_key and other.replaces and other.name != workload.replaces for other in found)
 
     def _plan(self, workload: Workload, known: _Known) -> None:
         """Hold seats and answer Ready, or stay Pending with the reason."""
