@@ -165,3 +165,10 @@ def test_objects_of_streams_are_decoded():
     raw["status"] = {"allocation": {"devices": {"results": results}}, "reservedFor": [{"uid": "p"}]}
     claim = decode_claim(msgspec.Raw(msgspec.json.encode(raw)))
     assert ([part.device[2] for part in claim.parts or ()], claim.reserved_for) == (["gpu-0"], ("p",))
+
+
+def test_equal_specs_of_claims_are_one_object():
+    one, other = claim_of("a", asking(memory="1Mi")), claim_of("b", asking(memory="1Mi"))
+    assert (one.spec, one.shape) == (other.spec, other.shape)
+    assert one.spec is other.spec
+    assert one.shape is other.shape
