@@ -85,7 +85,6 @@ def families(snapshot: Snapshot) -> Iterable[Family]:
     driver = (snapshot.version, snapshot.inventory.driver_version, str(snapshot.inventory.cuda_version))
     build_labels = ("version", "driver_version", "cuda_version")
     yield family("build_info", "Version of the agent and of the driver it uses.", build_labels, [(driver, 1.0)])
-    yield family("grants", "Containers on this node that hold devices.", ("node",), [((snapshot.node,), len(snapshot.grants))])
 
 
 def family(

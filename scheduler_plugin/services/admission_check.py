@@ -75,8 +75,9 @@ class _Known:
     sign: _Sign | None = None
     """At the latest plan without room."""
     reason: str = ""
+    """Why the latest plan, if it was asked for the reason, found no seats."""
     reason_at: float = float("-inf")
-    """When the reason was last written."""
+    """When the API last took a reason."""
     is_reason_old: bool = False
     """Whether plans failed since, and the reason may be another one now."""
     is_served: bool = False
@@ -311,8 +312,11 @@ class AdmissionCheckController:
             # The answer was refused, or it was for a reservation whose end the watch did not show by itself: its pods may have come.
             self._context.workload_seats.drop(workload.hold_key)
             known = self._known[workload.key] = _Known(workload.uid, known.since if hold is not None and not known.is_served else now)
-        if now < known.not_before or not self._may_fit(known):
+        if now < known.not_before:
             self._give_up(workload, known)
+            return
+        if not self._may_fit(known):
+            self._stay(workload, known, "")
             return
         found = self._seats_for(workload, known)
         if isinstance(found, Refused):
@@ -349,10 +353,14 @@ class AdmissionCheckController:
         return found
 
     def _stay(self, workload: Workload, known: _Known, reason: str) -> None:
-        """Keep a workload Pending, and write the reason if it is another one than before. Args: reason: empty if it was not looked for."""
-        if reason and reason != known.reason and self._is_reason_due(known):
-            known.reason, known.reason_at = reason, self._now()
-            self._answer(workload, State.PENDING, reason)
+        """Keep a workload Pending, and write the reason if the workload does not show it: Kueue may have written in between.
+
+        Args: reason: empty for the reason of an earlier plan.
+        """
+        known.reason = reason or known.reason
+        is_shown = all(workload.checks[name].message == known.reason for name in self._names & workload.checks.keys())
+        if known.reason and not is_shown and self._is_reason_due(known):
+            self._answer(workload, State.PENDING, known.reason)
         else:
             self._give_up(workload, known)
 
@@ -501,6 +509,8 @@ class AdmissionCheckController:
             logger.warning("an answer to Kueue has no outcome yet: %s", exc, extra=_extra(workload))
             return
         self._telemetry.check_answers.labels(answer.state).inc()
+        if answer.message == known.reason:
+            known.reason_at = self._now()
         if answer.state is State.READY:
             self._telemetry.check_seconds.observe(self._now() - known.since)
         logger.info("answered %s: %s", answer.state, answer.message, extra=_extra(workload))
