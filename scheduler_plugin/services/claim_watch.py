@@ -15,7 +15,8 @@ import msgspec
 from aliquot.kube.errors import KubeApiError
 from scheduler_plugin.core.claims.stored import StoredClaim
 from scheduler_plugin.core.cluster.reasons import NodeReason
-from scheduler_plugin.extender.claims import ClaimVerdicts
+from scheduler_plugin.core.fit.judge import reasons_for
+from scheduler_plugin.extender.claims import ClaimVerdicts, Refusal
 from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.ports import Annotator
 from scheduler_plugin.services.retry_mark import RetryMark
@@ -23,6 +24,8 @@ from scheduler_plugin.services.retry_mark import RetryMark
 logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 0.25
+SHOWN_SECONDS: Final = 60.0
+"""After this time the watch has shown each pod that kube-scheduler asked about, if it exists."""
 _T = TypeVar("_T")
 _Json = Mapping[str, Any]
 
@@ -114,18 +117,25 @@ class ClaimRetry:
     async def step(self) -> None:
         """Look once."""
         state, claims = self._context.state, self._context.claims
-        if not claims.refused or not self._leads() or state.columns.change_count == self._seen_count:
+        change_count = state.columns.change_count
+        if not claims.refused or not self._leads() or change_count == self._seen_count:
             return
-        for uid, pod in list(claims.refused.items()):
-            known = state.pods.get(uid)
-            if known is None or known.node_name:
-                claims.refused.pop(uid, None)
-                continue
-            verdict = claims.verdict(pod)
-            if verdict is None or (verdict.reason == NodeReason.FITS.value).any():
-                claims.refused.pop(uid, None)
-                await self._retry(pod.namespace, pod.name, uid)
-        self._seen_count = state.columns.change_count
+        self._seen_count = change_count  # a change from now on, during calls to the API too, is seen in the next step
+        for uid, refusal in list(claims.refused.items()):
+            if claims.refused.get(uid) is refusal and self._may_start(refusal):
+                del claims.refused[uid]
+                await self._retry(refusal.pod.namespace, refusal.pod.name, uid)
+            await asyncio.sleep(0)
+
+    def _may_start(self, refusal: Refusal) -> bool:
+        """Whether a pod fits now on a node that kube-scheduler offered. One that no longer waits is forgotten."""
+        claims, known = self._context.claims, self._context.state.pods.get(refusal.pod.uid)
+        is_late = known is None and self._context.clock.monotonic() - refusal.at < SHOWN_SECONDS  # the watch may still show it
+        if not is_late and (known is None or known.node_name):
+            del claims.refused[refusal.pod.uid]
+            return False
+        verdict = claims.verdict(refusal.pod)
+        return verdict is None or bool((reasons_for(verdict, refusal.rows) == NodeReason.FITS.value).any())
 
     async def _retry(self, namespace: str, name: str, uid: str) -> None:
         try:

@@ -3,7 +3,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ from aliquot.kube.errors import KubeApiError
 from scheduler_plugin.core.claims.stored import decode_claim
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.extender.context import ExtenderContext
-from scheduler_plugin.services.claim_watch import ClaimRetry, ClaimWatch, decode_object
+from scheduler_plugin.services.claim_watch import SHOWN_SECONDS, ClaimRetry, ClaimWatch, decode_object
 from tests.unit.scheduler_plugin.builders import filter_body, make_context, make_node
 from tests.unit.scheduler_plugin.claim_builders import asking, claim_of, class_of, pod_json, pod_of, result, slice_of
 
@@ -32,13 +32,13 @@ class Pods:
         self.annotated.append(uid)
 
 
-def watched() -> tuple[ExtenderContext, ClaimWatch]:
+def watched(*more: str, monotonic: Callable[[], float] = lambda: 0.0) -> tuple[ExtenderContext, ClaimWatch]:
     state = ClusterState()
-    node = make_node("n1", 1)
-    state.set_gpu_node(node)
-    context = make_context(state)
+    nodes = [make_node(name, 1) for name in ("n1", *more)]
+    state.replace_gpu_nodes(nodes)
+    context = make_context(state, monotonic=monotonic)
     watch = ClaimWatch(context.claims)
-    watch.slices.listed([slice_of(node)])
+    watch.slices.listed([slice_of(node) for node in nodes])
     watch.classes.listed([class_of()])
     watch.claims.listed([])
     return context, watch
@@ -86,8 +86,60 @@ def test_refused_pod_is_tried_again_when_claim_is_free(way: str):
     assert not refused(context, "new")
 
 
-def test_only_the_leader_has_pods_tried_again_and_gone_pods_are_forgotten():
+def test_room_that_comes_while_another_pod_is_tried_again_is_not_missed():
     context, watch = watched()
+
+    class SlowPods(Pods):
+        async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
+            watch.claims.deleted(held())
+            await super().annotate(namespace, name, uid, annotations)
+
+    pods = SlowPods()
+    retry = ClaimRetry(context, pods, lambda: True)
+    watch.claims.changed(held())
+    for name, memory in (("large", "500Mi"), ("small", "300Mi")):
+        context.state.set_pod(pod_of(name, name))
+        watch.claims.changed(claim_of(name, asking(memory=memory)))
+        assert refused(context, name)
+    watch.claims.changed(held(memory="600Mi"))
+    asyncio.run(retry.step())
+    assert pods.annotated == ["small"]
+    asyncio.run(retry.step())
+    assert pods.annotated == ["small", "large"]
+
+
+def test_pod_is_not_tried_again_for_nodes_that_were_not_offered():
+    context, watch = watched("n2")
+    pods = Pods()
+    retry = ClaimRetry(context, pods, lambda: True)
+    context.state.set_pod(pod_of("new", "new"))
+    watch.claims.changed(held())
+    watch.claims.changed(claim_of("new", asking(memory="500Mi")))
+    assert refused(context, "new"), "n2, where it would fit, is not offered"
+    asyncio.run(retry.step())
+    assert pods.annotated == []
+    watch.claims.deleted(held())
+    asyncio.run(retry.step())
+    assert pods.annotated == ["new"]
+
+
+def test_pod_that_the_watch_shows_late_is_tried_again():
+    context, watch = watched()
+    pods = Pods()
+    retry = ClaimRetry(context, pods, lambda: True)
+    watch.claims.changed(held())
+    watch.claims.changed(claim_of("new", asking(memory="500Mi")))
+    assert refused(context, "new")
+    asyncio.run(retry.step())
+    context.state.set_pod(pod_of("new", "new"))
+    watch.claims.deleted(held())
+    asyncio.run(retry.step())
+    assert pods.annotated == ["new"]
+
+
+def test_only_the_leader_has_pods_tried_again_and_gone_pods_are_forgotten():
+    clock = [0.0]
+    context, watch = watched(monotonic=lambda: clock[0])
     pods, leads = Pods(), [False]
     retry = ClaimRetry(context, pods, lambda: leads[0])
     for name in ("waits", "gone"):
@@ -99,7 +151,7 @@ def test_only_the_leader_has_pods_tried_again_and_gone_pods_are_forgotten():
     watch.claims.deleted(held())
     asyncio.run(retry.step())
     assert pods.annotated == []
-    leads[0], pods.fails = True, True
+    leads[0], pods.fails, clock[0] = True, True, SHOWN_SECONDS
     asyncio.run(retry.step())
     assert (pods.annotated, context.claims.refused) == ([], {})
 
