@@ -2,7 +2,7 @@
 """A thousand workloads in Kueue itself: what the admission check costs beside Kueue's own time.
 
 The thousand GPUs are on nodes that exist in the API only.
-A run of its own: ``make e2e ARGS="-m scale -s -k admission_scale"``.
+A run of its own: ``make e2e ARGS="-n 0 -m scale -s -k admission_scale"``.
 """
 
 import json
