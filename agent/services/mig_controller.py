@@ -102,7 +102,7 @@ class MigController:
         while True:
             seen = self._manager.changes.count
             left = await self.clean()
-            await self._manager.changes.after(seen, RETRY_SECONDS if left else None)
+            await self._manager.changes.paced_after(seen, RETRY_SECONDS if left else None)
 
     async def clean(self) -> bool:
         """Remove the instances at places without a grant; return whether some are left for later."""
