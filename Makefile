@@ -21,7 +21,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: demo test clients soak lint san e2e e2e-build helm bench lock sbom release release-check build native clean
+.PHONY: demo test clients soak lint san e2e peers-dra e2e-build helm bench lock sbom release release-check build native clean
 
 demo: native $(VENV)/.runtime
 	$(BIN)/aliquot demo $(ARGS)
@@ -61,6 +61,10 @@ san: $(VENV)/.dev
 # Root and a Go toolchain; what else is missing is installed, or named and the suite skipped. KUBECONFIG=… runs it on any cluster.
 e2e: native $(VENV)/.dev
 	$(BIN)/python -m pytest tests/e2e -m e2e -n auto --dist loadfile --no-loadscope-reorder --tb=short --durations=30 --durations-min=5 $(ARGS)
+
+# The examples of other DRA drivers, from checkouts: make peers-dra EXAMPLES="/src/dra-example-driver /src/dra-driver-nvidia-gpu"
+peers-dra: native $(VENV)/.dev
+	ALIQUOT_PEER_EXAMPLES="$(EXAMPLES)" $(BIN)/python -m pytest tests/e2e/peers_dra.py -m e2e --tb=short $(ARGS)
 
 e2e-build: native $(VENV)/.dev
 	$(BIN)/python -m tests.e2e.cluster build

@@ -53,6 +53,7 @@ async def _run(settings: Settings, environ: Mapping[str, str]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    gc.freeze()  # imported modules stay for good: collections need not look at them, and are short
     while not stop.is_set():
         place = build_place(settings, environ)
         try:
@@ -72,7 +73,7 @@ async def _run_alone(settings: Settings, environ: Mapping[str, str], place: Plac
     parts.cluster.watcher.start(parts.cluster.pods)
     if parts.claims is not None:
         parts.claims.watcher.start(parts.claims.cache)
-    gc.freeze()  # imported modules stay for good: collections need not look at them, and are short
+        parts.claims.open()
     tasks = [asyncio.ensure_future(service) for service in services]
     stopping, leaving = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(asked_to_leave(place.succession))
     try:

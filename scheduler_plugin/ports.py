@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from scheduler_plugin.core.certificate import Holdings, Step
 from scheduler_plugin.core.claims.templates import ClaimTemplate
@@ -55,6 +55,22 @@ class PodApi(Annotator, Protocol):
 
         Raises: KubeNotFoundError, KubeConflictError: the pod is gone. KubeApiError: a budget refuses, or the outcome is open.
         """
+        ...
+
+
+class EndedPod(NamedTuple):
+    """A pod that ended by itself."""
+
+    ended_at: float
+    """In seconds since 1970."""
+    pod: PodFacts
+
+
+class EndedPodApi(Protocol):
+    """The pods that have ended and that the API still keeps."""
+
+    async def ended_pods(self) -> Sequence[EndedPod]:
+        """Return those with GPUs, in the order of their ends. Raises KubeApiError."""
         ...
 
 

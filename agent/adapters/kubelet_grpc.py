@@ -58,9 +58,7 @@ class KubeletDirectory:
         """See ``ports.Kubelet``."""
         path = self._directory / socket_name
         if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-            raise KubeletError(
-                f"the socket path {path} is longer than {MAX_SOCKET_PATH_BYTES} bytes: choose a shorter kubeletDevicePluginDir"
-            )
+            raise KubeletError(f"the socket path {path} is longer than {MAX_SOCKET_PATH_BYTES} bytes: choose a shorter kubeletDir")
         server = grpc.aio.server(options=[("grpc.max_receive_message_length", RECEIVE_LIMIT_BYTES)])
         add_DevicePluginServicer_to_server(plugin, server)
         try:
@@ -138,7 +136,8 @@ def sockets_in(directory: Path) -> list[Path]:
 async def is_listening(path: Path) -> bool:
     """Whether a process listens on a socket. One that does not accept in time counts as listening."""
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_unix_connection(path), PROBE_TIMEOUT_SECONDS)
+        async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
+            _, writer = await asyncio.open_unix_connection(path)
     except TimeoutError:
         return True
     except OSError:

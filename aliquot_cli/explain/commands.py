@@ -20,6 +20,7 @@ from aliquot_cli.output import Output, document
 
 if TYPE_CHECKING:
     from scheduler_plugin.core.cluster.journal import Snapshot
+    from scheduler_plugin.core.explain.why import Why
 
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
@@ -41,19 +42,30 @@ def why(*, pod: str, namespace: str | None, save: Path | None, output: Output, s
         from scheduler_plugin.core.explain.why import Why
 
     namespace, _, name = pod.rpartition("/") if "/" in pod else (namespace or namespace_of(scheduler), "", pod)
+    answers: list[Why] = []
     for text in scheduler.pages("/explain/why", namespace=namespace, pod=name):
         try:
-            answer = msgspec.json.decode(text, type=Why)
+            answers.append(msgspec.json.decode(text, type=Why))
         except msgspec.MsgspecError as exc:
             raise AccessError(
                 f"the scheduler's explanation has an unknown format: {exc}; use the aliquot command of the scheduler's version"
             ) from exc
-        if not answer.not_checked:
-            break  # this replica gave kube-scheduler's answer; the others know less
+        if _is_whole(answers[-1]):
+            break  # the other replicas know no more
+    answer = max(answers, key=lambda one: (_knows_holds(one), not one.not_checked))
     if save is not None:
         write_saved(save, scheduler.page("/decisions/record", namespace=namespace, pod=name).encode())
     click.echo(document(msgspec.to_builtins(answer), output) if output.for_programs else "\n".join(why_lines(answer)))
     raise SystemExit(exit_codes.FINDINGS if answer.waits else exit_codes.OK)
+
+
+def _is_whole(answer: "Why") -> bool:
+    """Whether a replica gave kube-scheduler's answer, and knows for whom room is held if the pod waits. An earlier leader does not."""
+    return not answer.not_checked and (_knows_holds(answer) or not answer.waits)
+
+
+def _knows_holds(answer: "Why") -> bool:
+    return answer.start is not None or bool(answer.held)
 
 
 @click.command(name="what-if")

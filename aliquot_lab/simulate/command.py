@@ -12,7 +12,7 @@ from aliquot_lab.simulate.departures import replay_departures
 from aliquot_lab.simulate.progress import Progress
 from aliquot_lab.simulate.published import ALLOCATION_FILE, FRAGMENTATION_FILE, Means, Published, read_published
 from aliquot_lab.simulate.run import Task, replay, run_all, weights_of
-from aliquot_lab.simulate.starts import replay_starts
+from aliquot_lab.simulate.starts import StartsResult, replay_starts
 from aliquot_lab.simulate.trace import NODE_LIST, TraceError, pod_lists
 
 
@@ -50,10 +50,7 @@ def run(options: SimulateOptions) -> str:
     tasks = _tasks(options, directory)
     show = Progress(len(tasks))
     if options.load is not None and options.rates_starts:
-        rating = partial(replay_starts, load=options.load, most_pods=options.most_pods)
-        rated = run_all(rating, tasks, options.jobs, show.one_done, show.part_done)
-        show.end()
-        return document(rated, options.output) if options.output.for_programs else report.starts_table(rated)
+        return _run_starts(options, options.load, tasks)
     if options.load is not None:
         replayer = partial(replay_departures, load=options.load, consolidates=options.consolidates, most_pods=options.most_pods)
         departed = run_all(replayer, tasks, options.jobs, show.one_done, show.part_done)
@@ -65,6 +62,17 @@ def run(options: SimulateOptions) -> str:
     if options.output.for_programs:
         return document(report.facts(results, published), options.output)
     return report.tables(results, published)
+
+
+def _run_starts(options: SimulateOptions, load: float, tasks: Sequence[Task]) -> str:
+    """Run each replay with held room and without; return the text to print."""
+    show, found = Progress(2 * len(tasks)), list[Sequence[StartsResult]]()
+    for holds in (True, False):
+        rating = partial(replay_starts, load=load, most_pods=options.most_pods, holds=holds)
+        found.append(run_all(rating, tasks, options.jobs, show.one_done, show.part_done))
+    show.end()
+    rated, without = found
+    return document([*rated, *without], options.output) if options.output.for_programs else report.starts_table(rated, without)
 
 
 def compare_links(output: Output) -> str:

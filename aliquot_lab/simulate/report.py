@@ -83,12 +83,19 @@ def departures_table(results: Sequence[DepartureResult]) -> str:
     return "\n\n".join((table(f"With departures, means of {replays} replays", header, rows), _waits_table(groups)))
 
 
-def starts_table(results: Sequence[StartsResult]) -> str:
-    """Return the table of replays with held room: how often pods started within the interval that was stated."""
+def starts_table(results: Sequence[StartsResult], without: Sequence[StartsResult]) -> str:
+    """Return the tables of replays with held room: how often pods started within the stated interval, and what held room does to waits.
+
+    Args: without: the same replays without held room.
+    """
     rows = [[one.trace, str(one.seed), str(one.nodes), *_starts_cells(one)] for one in results]
     header = ["list", "seed", "nodes", "allocated, % over time", "pods with held room", "intervals"]
     header += ["first one hits, %", "hit, %", "early, %", "median width, h"]
-    return table(f"Stated times: intervals of {LEVEL:.0%}", header, rows)
+    rated = table(f"Stated times: intervals of {LEVEL:.0%}", header, rows)
+    groups: dict[str, list[StartsResult]] = {}
+    for one in (*results, *without):
+        groups.setdefault("yes" if one.holds else "no", []).append(one)
+    return "\n\n".join((rated, _waits_table(groups, "held room")))
 
 
 def _starts_cells(one: StartsResult) -> list[str]:
@@ -119,13 +126,13 @@ def _move_cells(runs: Sequence[DepartureResult]) -> list[str]:
     return [str(served), str(moves), f"{sum(run.lost_gpu_hours for run in runs):.0f}"]
 
 
-def _waits_table(groups: Mapping[str, Sequence[DepartureResult]]) -> str:
-    """Return the waits by size of pods: sums of pods over the replays, and means of the others."""
+def _waits_table(groups: Mapping[str, Sequence[DepartureResult | StartsResult]], of: str = "policy") -> str:
+    """Return the waits by size of pods: sums of pods over the replays, and means of the others. Args: of: what the groups are."""
     rows = [row for policy, runs in groups.items() for row in _wait_rows(policy, runs)]
-    return table("Waits by the GPUs of a pod", ["policy", "GPUs of a pod", "pods", "waited", "mean wait, s", "p95 wait, s"], rows)
+    return table("Waits by the GPUs of a pod", [of, "GPUs of a pod", "pods", "waited", "mean wait, s", "p95 wait, s"], rows)
 
 
-def _wait_rows(policy: str, runs: Sequence[DepartureResult]) -> Iterator[list[str]]:
+def _wait_rows(policy: str, runs: Sequence[DepartureResult | StartsResult]) -> Iterator[list[str]]:
     for size in sorted({size for run in runs for size in run.waits}):
         yield [policy, size, *_wait_cells([run.waits[size] for run in runs if size in run.waits])]
 

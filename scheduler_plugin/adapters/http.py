@@ -216,7 +216,8 @@ class HttpServer:
                 return web.Response(status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text=text)
             with self._holding() as hold:
                 try:
-                    body = await asyncio.wait_for(self._read(request, hold), BODY_SECONDS)
+                    async with asyncio.timeout(BODY_SECONDS):
+                        body = await self._read(request, hold)
                 except (web.RequestPayloadError, ConnectionError) as exc:  # bad chunks, or the client left
                     return web.Response(status=400, text=f"cannot read the body: {exc}\n")
                 except TimeoutError:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests of the scheduler to the Kubernetes API: pods and bindings, events, the lease. ``aiohttp_transport`` says how they fail."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -12,12 +14,14 @@ from aliquot.kube import requests
 from aliquot.kube.errors import KubeApiError, KubeNotFoundError, decode_reply
 from aliquot.kube.requests import MERGE_PATCH, micro_timestamp, namespaced, object_path, pod_path, with_options
 from scheduler_plugin.adapters.aiohttp_transport import REQUEST_SECONDS, KubeConnection
-from scheduler_plugin.core.cluster.objects import PodObject, pod_facts
+from scheduler_plugin.core.cluster.objects import ENDED, PodObject, PodStatus, pod_facts
 from scheduler_plugin.core.cluster.pods import SUCCEEDED, PodFacts
-from scheduler_plugin.ports import Clock, LeaseRecord
+from scheduler_plugin.ports import Clock, EndedPod, LeaseRecord
 
 LIST_SECONDS: Final = 60.0
 PAGE_SIZE: Final = 500
+MAX_PAGES: Final = 25
+"""Pages of ended pods: Kubernetes keeps 12,500 of them by default."""
 
 
 class _PageMetadata(msgspec.Struct):
@@ -29,8 +33,41 @@ class _PodPage(msgspec.Struct):
     items: list[PodObject] | None = None
 
 
+class _Ended(msgspec.Struct, rename="camel"):
+    finished_at: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+
+class _ContainerState(msgspec.Struct):
+    terminated: _Ended | None = None
+
+
+class _ContainerStatus(msgspec.Struct):
+    state: _ContainerState = msgspec.field(default_factory=_ContainerState)
+
+
+class _EndedStatus(PodStatus, rename="camel"):
+    container_statuses: list[_ContainerStatus] | None = None
+
+
+class _EndedPod(PodObject):
+    """A pod with the ends of its containers, which the pods of the watch are read without."""
+
+    status: _EndedStatus = msgspec.field(default_factory=_EndedStatus)
+
+    @property
+    def ended_at(self) -> float | None:
+        """When its last container ended, in seconds since 1970; None if unknown."""
+        ends = [one.state.terminated.finished_at for one in self.status.container_statuses or () if one.state.terminated is not None]
+        return max((end.timestamp() for end in ends if end is not None), default=None)
+
+
+class _EndedPodPage(msgspec.Struct):
+    metadata: _PageMetadata
+    items: list[_EndedPod] | None = None
+
+
 class KubePods:
-    """Implements ``ports.PodApi``."""
+    """Implements ``ports.PodApi`` and ``ports.EndedPodApi``."""
 
     def __init__(self, connection: KubeConnection) -> None:
         self._connection = connection
@@ -72,6 +109,20 @@ class KubePods:
                 return pods
             options["continue"] = page.metadata.continue_
 
+    async def ended_pods(self) -> Sequence[EndedPod]:
+        """See ``ports.EndedPodApi``; at most MAX_PAGES pages of each phase are read, and the event loop runs on between them."""
+        found: list[EndedPod] = []
+        for phase in ENDED:
+            options = {"fieldSelector": f"status.phase={phase}", "limit": str(PAGE_SIZE)}
+            for _ in range(MAX_PAGES):
+                data = await self._connection.request("GET", with_options("/api/v1/pods", **options), seconds=LIST_SECONDS)
+                page = decode_reply(data, _EndedPodPage, "ended pods")
+                found += _with_gpus(page.items or ())
+                if not page.metadata.continue_:
+                    break
+                options["continue"] = page.metadata.continue_
+        return sorted(found, key=lambda one: one.ended_at)
+
     async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
         """See ``ports.PodApi``."""
         patch = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
@@ -81,6 +132,15 @@ class KubePods:
         """See ``ports.PodApi``."""
         body = requests.eviction(namespace, name, uid, dry_run=dry_run)
         await self._connection.request("POST", pod_path(namespace, name, "eviction"), body=body)
+
+
+def _with_gpus(items: Sequence[_EndedPod]) -> Iterator[EndedPod]:
+    """Yield the ended pods with GPUs; one that cannot be read is left out."""
+    for item in items:
+        with suppress(AliquotError):
+            pod, ended_at = pod_facts(item), item.ended_at
+            if pod.gpu is not None and ended_at is not None:
+                yield EndedPod(ended_at, pod)
 
 
 class KubeObjects:

@@ -116,7 +116,8 @@ class Binder:
         flight.calls += 1
         flight.called.set()
         try:
-            return await asyncio.wait_for(asyncio.shield(flight.outcome), REPLY_SECONDS)
+            async with asyncio.timeout(REPLY_SECONDS):
+                return await asyncio.shield(flight.outcome)
         except TimeoutError:
             return f"the API server has not answered within {REPLY_SECONDS:.0f} s; Aliquot looks up whether the pod was bound"
         finally:
@@ -201,7 +202,9 @@ class Binder:
                 logger.info("not bound: %s" if outcome else "bound%s", outcome, extra=extra)
                 return outcome
             try:
-                await asyncio.wait_for(flight.called.wait(), pause)
+                # Not wait_for: before Python 3.12 it ignores a cancellation that comes with the call, and ``stop`` would hang.
+                async with asyncio.timeout(pause):
+                    await flight.called.wait()
                 pause = FIRST_RETRY_SECONDS
             except TimeoutError:
                 pause = min(2 * pause, LAST_RETRY_SECONDS)

@@ -256,7 +256,8 @@ class Gangs:
         if self._is_complete(pod, gang):
             return ""
         with suppress(TimeoutError):
-            await asyncio.wait_for(attempt.complete.wait(), WAIT_SECONDS)
+            async with asyncio.timeout(WAIT_SECONDS):
+                await attempt.complete.wait()
         if is_full(self._state, pod, gang):
             return self.sentence(pod, gang)
         if self._is_complete(pod, gang):

@@ -5,7 +5,8 @@ In every period the present hold is renewed, its time is estimated again, and it
 the held room are retried when a device in it becomes free. Without a hold, or when a more important pod waits, the next owner is searched.
 
 Holds are in memory and expire, so a process that is killed leaks none. Owner and room follow from the state, so the next leader holds room
-again. It learns lifetimes as long as it watches, leader or not.
+again. It learns lifetimes as long as it watches, leader or not. A new process first learns from the pods that have ended and that the API
+still keeps.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from aliquot.contract.model import PodRequest
+from aliquot.kube.errors import KubeApiError
 from scheduler_plugin.core.backfill.hold import Hold
 from scheduler_plugin.core.backfill.lifetimes import Template, ages_by_template, usual_end
 from scheduler_plugin.core.backfill.search import ending_order, find_hold, importance
@@ -27,12 +29,17 @@ from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.extender.cooperative import MAX_PER_BATCH, in_batches
 from scheduler_plugin.extender.gang_backoff import REST_FACTOR
 from scheduler_plugin.extender.held_room import HeldRoom
+from scheduler_plugin.ports import EndedPodApi
 
 logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 1.0
 HOLD_SECONDS: Final = 30.0
 """How long a hold lasts; it is renewed in every period."""
+LEARN_TRIES: Final = 3
+"""How often the ended pods are listed at the start, if the API does not answer."""
+LEARN_SECONDS: Final = 5.0
+"""The time between two of these tries."""
 WAIT_SECONDS: Final = 10.0
 """How long a pod waits before room is held for it: kube-scheduler and preemption come first."""
 SCAN_SECONDS: Final = 5.0
@@ -57,8 +64,10 @@ class Backfiller:
         retry: Callable[[str], Awaitable[None]],
         leads: Callable[[], bool],
         scheduler_name: str,
+        api: EndedPodApi,
     ) -> None:
         """Args: snapshot: takes one of the present state. leads: whether this replica decides. scheduler_name: of the pods to serve."""
+        self._api = api
         self._context = context
         self._snapshot = snapshot
         self._retry = retry
@@ -82,9 +91,25 @@ class Backfiller:
 
     async def run(self) -> None:
         """Hold room until cancelled."""
+        for _ in range(LEARN_TRIES):
+            if await self.learn_from_ended():
+                break
+            await asyncio.sleep(LEARN_SECONDS)
         while True:
             await asyncio.sleep(PERIOD_SECONDS)
             await self.step()
+
+    async def learn_from_ended(self) -> bool:
+        """Learn from the pods that ended before this process watched; return whether the API listed them."""
+        try:
+            ended = await self._api.ended_pods()
+        except KubeApiError as exc:
+            logger.warning("the lifetimes of pods that have ended are unknown: %s", exc)
+            return False
+        for ended_at, pod in ended:
+            if pod.started_at is not None and not pod.deletion_requested:
+                self._holds.lifetimes.learn(pod, ended_at - pod.started_at)
+        return True
 
     async def step(self) -> None:
         """Renew the hold, and search the next owner if it is time."""

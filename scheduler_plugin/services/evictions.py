@@ -2,7 +2,7 @@
 """Evicts the victims of a preemption. If a dry run shows that one of them cannot be evicted, no victim is."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from enum import Enum, auto
 from typing import Final
 
@@ -31,7 +31,9 @@ class _Outcome(Enum):
 class Evictions:
     """Evicts pods, and remembers which ones the API server refused to evict."""
 
-    def __init__(self, api: PodApi, events: EventApi, clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(self, api: PodApi, events: EventApi, clock: Clock, telemetry: Telemetry, on_granted: Callable[[PodFacts], None]) -> None:
+        """Args: on_granted: called with each pod that ends from now on."""
+        self._on_granted = on_granted
         self._api = api
         self._events = events
         self._clock = clock
@@ -60,6 +62,7 @@ class Evictions:
             if outcome is _Outcome.REFUSED:
                 return False
             if outcome is _Outcome.ENDS:
+                self._on_granted(victim)
                 await self._report(victim, pod)
         return True
 

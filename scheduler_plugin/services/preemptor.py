@@ -39,6 +39,7 @@ from scheduler_plugin.extender.preempt import (
     EvictionPlan,
     ending_already,
     eviction_plans,
+    members_with,
     plan_eviction,
     renew_room,
     reserve_room,
@@ -107,7 +108,7 @@ class Preemptor:
     ) -> None:
         """Args: retry: makes kube-scheduler retry the pod of a UID. leads: whether this replica decides."""
         self._context = context
-        self._evictions = Evictions(api, events, context.clock, telemetry)
+        self._evictions = Evictions(api, events, context.clock, telemetry, self._note_granted)
         self._retry = retry
         self._leads = leads
         self._under_way: dict[str, _Move] = {}
@@ -307,13 +308,16 @@ class Preemptor:
                 return
 
     async def _serve_put_off(self) -> None:
-        """Make room for pods for which others may end now, but could not when kube-scheduler proposed it. Gangs are served above."""
+        """Make room for pods for which others may end now, but could not when kube-scheduler proposed it.
+
+        Pods that must start together are served above.
+        """
         for uid, nodes in self._context.put_off.take_due(self._context.clock.now()).items():
             best: EvictionPlan | None = None
             for node in nodes[:MAX_TRIED_NODES]:
                 await asyncio.sleep(0)
                 pod = self._context.state.pods.get(uid)
-                if pod is None or not self._may_be_helped(pod) or gang_of_pod(pod) is not None:
+                if pod is None or not self._may_be_helped(pod) or len(members_with(self._context, pod)) != 1:
                     break
                 plan = plan_eviction(self._context, pod, node, self._evictions.refused)
                 if plan is not None and plan.ended and (best is None or plan.cost < best.cost):
@@ -368,8 +372,12 @@ class Preemptor:
         return best
 
     async def _plan_over_nodes(self, decision: Decision) -> EvictionPlan | None:
-        """Search victims on several nodes for a gang; calls are served between two tries."""
-        pod, nodes = self._still_waiting(decision.pod.uid), frozenset(self._nodes_of(decision, 0))
+        """Search victims on several nodes for a gang; calls are served between two tries.
+
+        The nodes of the filter call can be outdated: kube-scheduler calls no filter once its own filters refuse all nodes.
+        """
+        pod, proposed = self._still_waiting(decision.pod.uid), self._context.gangs.unhelped.get(decision.pod.uid, frozenset())
+        nodes = proposed.union(self._nodes_of(decision, 0))
         if pod is None or gang_of_pod(pod) is None:
             return None
         return await in_steps(plan_over_nodes(self._context, pod, nodes, self._evictions.refused))
@@ -400,6 +408,13 @@ class Preemptor:
                 return ()
             rows = rows[curable(verdict, rows)]
         return sorted((state.names[row] for row in rows.tolist()), key=lambda node: state.pods_changed_at(node) <= since)
+
+    def _note_granted(self, victim: PodFacts) -> None:
+        """Count a pod as ending, and in its budgets, before the watch reports it: the next plan may be made earlier."""
+        self._context.budgets.note_eviction(victim)
+        pod = self._context.state.pods.get(victim.uid)
+        if pod is not None and not pod.deletion_requested:
+            self._context.state.set_pod(replace(pod, deletion_requested=True))
 
     async def _end(self, plan: EvictionPlan, pod: PodFacts) -> bool:
         victims = [victim for uid in sorted(plan.ended) if (victim := self._context.state.pods.get(uid)) is not None]

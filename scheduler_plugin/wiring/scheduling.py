@@ -87,11 +87,10 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     queues = {
         "open_bindings": lambda: binder.open_bindings,
         "waiting_gangs": lambda: context.gangs.waiting,
-        "held_workloads": lambda: context.workload_seats.workloads,
         "held_seats": lambda: context.workload_seats.seats,
     }
     telemetry.registry.register(ClusterCollector(context.state, context.decisions, queues, watch.lag_seconds))
-    telemetry.watch_state(context.state, watch.age_seconds, lambda: leaders.leads_beside_leader)
+    telemetry.watch_state(context.state, lambda: leaders.leads_beside_leader)
     acting = preemptor if settings.gpu_preemption else None
     moving: Consolidator | None = None
     if settings.consolidation is not Consolidation.OFF:
@@ -99,7 +98,7 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
         moving = Consolidator(context, api, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, telemetry, scope)
     holding: Backfiller | None = None
     if Gate.BACKFILL in settings.gates:
-        holding = Backfiller(context, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, settings.scheduler_name)
+        holding = Backfiller(context, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, settings.scheduler_name, pods)
         watch.on_ended = holding.learn
     templates = ClaimTemplates(KubeTemplates(connection), cluster.clock, lambda: leaders.decides) if settings.translate_to_claims else None
     reads_claims = Gate.DYNAMIC_RESOURCE_ALLOCATION in settings.gates

@@ -6,6 +6,7 @@ The numbers T1, T2, ... are those of the plan of scenarios for this driver.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.e2e.product import (
     Client,
     agent_pod,
     parse_events,
+    wait_until_agents_rolled_out,
     with_components,
 )
 from tests.e2e.test_gpu_faults import Inject, inject
@@ -305,6 +307,98 @@ def test_lost_gpu_has_taint_and_is_unhealthy_in_status_of_its_pod(
     assert kubectl.get("pod", "user")["status"]["phase"] == "Running"
 
 
+FIXED = f"{contract.RESOURCE_VGPU}-100g"
+
+
+@contextmanager
+def with_setting(product: Kubectl, setting: str, devices: int) -> Iterator[None]:
+    """The agent with one more setting, as a variable. Args: devices: how many its slices have then."""
+    system = product.within(AGENT_NAMESPACE)
+    system.run("set", "env", "daemonset/aliquot-agent", setting)
+    try:
+        wait_until_agents_rolled_out(system)
+        eventually(lambda: len(offered(product)) == devices, "the devices", seconds=60, otherwise=lambda: str(offered(product)))
+        yield
+    finally:
+        system.run("set", "env", "daemonset/aliquot-agent", f"{setting.partition('=')[0]}-")
+        wait_until_agents_rolled_out(system)
+        eventually(lambda: len(offered(product)) == GPUS, "the GPUs alone", seconds=60, otherwise=lambda: str(offered(product)))
+
+
+def test_fixed_shares_are_exact_beside_other_shares(kubectl: Kubectl, product: Kubectl) -> None:
+    """T14, with fixed shares in the place of MIG instances. The manifest states a resource only, without a webhook's help."""
+    expression = f"device.driver == '{contract.DRA_DRIVER}' && device.attributes['{contract.DRA_DRIVER}'].type == 'fixed'"
+    selector = {"cel": {"expression": expression}}
+    spec = {"selectors": [selector], "extendedResourceName": FIXED}
+    product.apply({**claim("vgpu-100g"), "kind": "DeviceClass", "spec": spec})
+    try:
+        with with_setting(product, "ALIQUOT_DRA_PROFILES=100g", 2 * GPUS):
+            kubectl.apply(claim("share", request(memory="1Gi")), pod("share", {"main": None}, claim="share"))
+            kubectl.wait_for_phase("share", "Running", seconds=60)
+            names = [f"fixed-{number}" for number in range(GPUS)]
+            kubectl.apply(*(pod(name, {"main": None}, claim="", limits={FIXED: "1"}) for name in names))
+            eventually(lambda: len(running(kubectl, names)) == GPUS - 1, "one on each GPU without shares", seconds=90)
+            first, *_ = running(kubectl, names)
+            [waiting] = set(names) - set(running(kubectl, names))
+            assert memory_in(kubectl, first, "main") == [100 * GIB * MIB]
+            kubectl.delete("pod", "share")
+            kubectl.wait_for_phase(waiting, "Running", seconds=90)
+            kubectl.apply(pod("share-again", {"main": None}, claim="share"))
+            eventually(lambda: "FailedScheduling" in str(kubectl.events("share-again")), "no GPU without a fixed share")
+            kubectl.delete("pod", first)
+            kubectl.wait_for_phase("share-again", "Running", seconds=90)
+    finally:
+        product.delete("deviceclass", "vgpu-100g")
+
+
+def test_admin_access_sees_whole_gpus_in_use(kubectl: Kubectl, product: Kubectl) -> None:
+    """T16."""
+    product.run("label", "namespace", kubectl.namespace, "resource.kubernetes.io/admin-access=true")
+    kubectl.apply(claim("share", request(memory="100Gi")), pod("share", {"main": None}, claim="share"))
+    kubectl.wait_for_phase("share", "Running", seconds=60)
+    watch = request(memory="1Mi")  # kube-scheduler leaves out GPUs that have less free
+    watch["exactly"] = {**watch["exactly"], "allocationMode": "All", "adminAccess": True}
+    del watch["exactly"]["count"]
+    with with_setting(product, "ALIQUOT_DRA_ADMIN_ACCESS=true", GPUS):
+        kubectl.apply(claim("watch", watch), pod("watch", {"main": None}, claim="watch"))
+        kubectl.wait_for_phase("watch", "Running", seconds=60)
+        seen = memory_in(kubectl, "watch", "main")
+    assert len(seen) == GPUS
+    assert min(seen) > 139 * GIB * MIB
+    assert memory_in(kubectl, "share", "main") == [100 * GIB * MIB]
+
+
+def running(kubectl: Kubectl, names: Sequence[str]) -> list[str]:
+    """Those of the pods that run."""
+    phases = {one["metadata"]["name"]: one["status"]["phase"] for one in kubectl.all("pods")}
+    return [name for name in names if phases.get(name) == "Running"]
+
+
+def test_pod_after_forced_deletion_prepares_claim_of_same_name_again(kubectl: Kubectl) -> None:
+    """T23: the claim has the old name and a new UID."""
+    for number in range(2):
+        kubectl.apply(claim("mine", request(memory=f"{number + 1}Gi")), pod("user", {"main": None}, claim="mine"))
+        kubectl.wait_for_phase("user", "Running", seconds=90)
+        assert memory_in(kubectl, "user", "main") == [(number + 1) * GIB * MIB]
+        kubectl.run("delete", "pod", "user", "--force", "--grace-period=0")
+        kubectl.run("patch", "resourceclaim", "mine", "--type=merge", '--patch={"metadata": {"finalizers": null}}')
+        kubectl.delete("resourceclaim", "mine")
+
+
+def test_gated_pod_gets_its_device_after_the_gate_and_job_frees_it(kubectl: Kubectl) -> None:
+    """T24, with a Job."""
+    gated = pod("gated", {"main": None}, claim="late")
+    gated["spec"]["schedulingGates"] = [{"name": "example.com/wait"}]
+    kubectl.apply(claim("late", request(memory="1Gi")), gated)
+    assert "allocation" not in kubectl.get("resourceclaim", "late").get("status", {})
+    kubectl.run("patch", "pod", "gated", "--type=json", '--patch=[{"op": "remove", "path": "/spec/schedulingGates"}]')
+    kubectl.wait_for_phase("gated", "Running", seconds=60)
+    template = pod("", {"main": None}, claim="", limits={contract.RESOURCE_VGPU_MEMORY: "1Gi"}, command=[CLIENT, "info"])
+    kubectl.apply({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": {"template": {"spec": template["spec"]}}})
+    eventually(lambda: kubectl.get("job", "job")["status"].get("succeeded") == 1, "the Job to end", seconds=60)
+    eventually(lambda: [one["metadata"]["name"] for one in kubectl.all("resourceclaims")] == ["late"], "its claim to go", seconds=60)
+
+
 @pytest.mark.parametrize("spec", [{"nodeName": "not-its-own"}, {"allNodes": True}])
 def test_agent_cannot_write_slices_for_other_nodes(product: Kubectl, node_name: str, spec: Mapping[str, Any]) -> None:
     """T21."""
@@ -317,6 +411,37 @@ def test_agent_cannot_write_slices_for_other_nodes(product: Kubectl, node_name: 
     }
     answer = ask_as_the_agent(product, node_name, "POST", "/apis/resource.k8s.io/v1/resourceslices", body)
     assert "an agent writes the ResourceSlices of its own node only" in answer
+
+
+def test_agent_cannot_write_reservation_of_claim(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
+    """T21: of a claim's status an agent writes the devices only."""
+    kubectl.apply(claim("held", request(memory="1Gi")), pod("user", {"main": None}, claim="held"))
+    kubectl.wait_for_phase("user", "Running", seconds=60)
+    path = f"/apis/resource.k8s.io/v1/namespaces/{kubectl.namespace}/resourceclaims/held/status"
+    answer = ask_as_the_agent(product, node_name, "PATCH", path, [{"op": "remove", "path": "/status/reservedFor"}])
+    # Since 1.36 Kubernetes wants a right of its own for it, and says so first.
+    assert "an agent changes only the devices" in answer or "resourceclaims/binding" in answer
+    assert kubectl.get("resourceclaim", "held")["status"]["reservedFor"]
+
+
+def test_running_pods_and_claims_outlive_absence_of_agent(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
+    """T10: kubelet deletes the slices 30 s after the driver left."""
+    kubectl.apply(claim("kept", request(memory="4Gi")), pod("kept", {"main": None}, claim="kept"))
+    before = kubectl.wait_for_phase("kept", "Running", seconds=60)
+    system = product.within(AGENT_NAMESPACE)
+    nowhere = json.dumps({"spec": {"template": {"spec": {"nodeSelector": {"example.com/nowhere": "true"}}}}})
+    system.run("patch", "daemonset", "aliquot-agent", "--type=merge", f"--patch={nowhere}")
+    try:
+        eventually(lambda: not offered(product), "kubelet to delete the slices", seconds=90)
+        assert container_of(kubectl.get("pod", "kept")) == container_of(before)
+    finally:
+        anywhere = '[{"op": "remove", "path": "/spec/template/spec/nodeSelector"}]'
+        system.run("patch", "daemonset", "aliquot-agent", "--type=json", f"--patch={anywhere}")
+        wait_until_agents_rolled_out(system)
+    eventually(lambda: len(offered(product)) == GPUS, "the slices to be back", seconds=60)
+    assert memory_in(kubectl, "kept", "main") == [4 * GIB * MIB]
+    kubectl.apply(pod("joins", {"main": None}, claim="kept"))
+    kubectl.wait_for_phase("joins", "Running", seconds=60)
 
 
 def finalizers() -> str:

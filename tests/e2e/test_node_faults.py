@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.invariants import Invariants
 from tests.e2e.kubectl import Kubectl, KubectlError, Object, eventually
-from tests.e2e.product import AGENT_NAMESPACE, GPU_MEMORY_MIB, GPUS, Slice, agent_pod, slice_pod
+from tests.e2e.product import AGENT_NAMESPACE, GPU_MEMORY_MIB, GPUS, Slice, agent_pod, slice_pod, wait_until_agents_rolled_out
 
 CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 API_DOWN_SECONDS = 30.0
@@ -110,5 +110,5 @@ def state_on_small_disk(node: Cluster, product: Kubectl, node_name: str) -> Iter
 def restart_agent(product: Kubectl, node_name: str) -> None:
     system = product.within(AGENT_NAMESPACE)
     system.run("rollout", "restart", "daemonset/aliquot-agent")
-    system.run("rollout", "status", "daemonset/aliquot-agent", "--timeout=60s", timeout_seconds=70)
+    wait_until_agents_rolled_out(system)
     eventually(lambda: agent_pod(product, node_name), "the next agent")

@@ -11,8 +11,8 @@ Kept true at every step:
 - I3: nothing is held for a pod that is gone, once the watch has reported that. At the end only bound pods hold something.
 - I5: node and devices of a bound pod never change.
 - Gangs: a member is bound only when enough members have a place, never more than the maximum, and in the required domain.
-- Evictions: only for a more important pod that waits, after the minimum runtime of the pod that ends, and within its disruption budget.
-  Unless the watch is late, they leave a gang that runs whole, with its minimum, or without members.
+- Evictions: only for a more important pod that waits as far as the watch says, after the minimum runtime of the pod that ends, and
+  within its disruption budget. Unless the watch is late, they leave a gang that runs whole, with its minimum, or without members.
 """
 
 import asyncio
@@ -47,6 +47,7 @@ from tests.unit.scheduler_plugin.builders import filter_body, make_context, make
 RACKS = {"n1": "r1", "n2": "r1", "n3": "r2"}
 GPUS, GPU_MIB, MAX_SHARES = 2, 1000, 3
 GRACE_SECONDS = 30.0
+TURN_SECONDS = 0.01
 LEAST_COVERED = 2
 """How many of the covered pods the disruption budget keeps."""
 COVERED = (("covered", "yes"),)
@@ -69,7 +70,7 @@ class Template:
     covered: bool = False
 
     @property
-    def limits(self) -> dict[str, str]:
+    def limits(self) -> dict[str, Any]:
         return {"vgpu": "1", "vgpu_memory": str(self.mib)}
 
 
@@ -89,13 +90,13 @@ IMPORTANT = ("d0", "d1", "t0")
 
 
 class _IdleSelector(selectors.DefaultSelector):
-    """Lets virtual time pass instead of waiting."""
+    """Lets virtual time pass instead of waiting, and a little of it with each turn of the loop."""
 
     passed = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
         assert timeout is not None, "the program waits for something that never comes"
-        self.passed += max(0.0, timeout)
+        self.passed += max(TURN_SECONDS, timeout)
         return []
 
 
@@ -131,6 +132,8 @@ class World:
         """By UID."""
         self.faults: list[str] = []
         """What is wrong with bindings: the binder catches what a request raises."""
+        self.sent: set[str] = set()
+        """UIDs of pods for which a binding was sent."""
         self.seen = Counter[str]()
         """What happened, to see that histories get somewhere."""
         self.start()
@@ -199,8 +202,7 @@ class World:
             return
         self.created += 1
         template, name = TEMPLATES[slot[0]], f"{slot}-{self.created}"
-        limits: Any = template.limits
-        pod = make_pod(name, priority=template.priority, annotations=template.annotations, **limits)
+        pod = make_pod(name, priority=template.priority, annotations=template.annotations, **template.limits)
         assert pod.gpu is not None
         gpu = replace(pod.gpu, name=name, scheduler_name=contract.SCHEDULER_NAME)
         labels = COVERED if template.covered else ()
@@ -326,6 +328,7 @@ class World:
 
     async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
         del namespace, name
+        self.check_gate(uid)
         await asyncio.sleep(0)
         if self.drop_requests:
             self.drop_requests -= 1
@@ -336,7 +339,6 @@ class World:
         if pod.node_name:
             raise KubeConflictError("already assigned")
         assert pod.gpu is not None
-        self.check_gate(pod)
         gpu = replace(pod.gpu, node_name=node, annotations={**pod.gpu.annotations, **annotations})
         self.change(replace(pod, node_name=node, nominated_node="", gpu=gpu, started_at=self.now))
         if self.lose_answers:
@@ -371,7 +373,8 @@ class World:
         if dry_run:
             return
         if self.actor == "preemptor":
-            assert any(other.priority > pod.priority for other in self.pods.values() if not other.node_name), f"{uid} ends for no pod"
+            known = self.state.pods.values()
+            assert any(other.priority > pod.priority for other in known if not other.node_name), f"{uid} ends for no pod"
             assert may_end_from(pod) <= self.now, f"{uid} ends before its minimum runtime"
             self.evicted.append(pod)
         self.seen[f"evicted by {self.actor}"] += 1
@@ -382,16 +385,18 @@ class World:
 
     # --- the oracle ---
 
-    def check_gate(self, pod: PodFacts) -> None:
-        """Note, before a binding takes effect, if too few members of its gang have a firm place."""
-        own = gang_of_pod(pod)
-        if own is None:
+    def check_gate(self, uid: str) -> None:
+        """Note, when the first binding of a member is sent, if too few members have a firm place, as far as the scheduler knows."""
+        pod = self.state.pods.get(uid)
+        own = None if pod is None else gang_of_pod(pod)
+        if own is None or uid in self.sent:
             return
+        self.sent.add(uid)
         firm = {uid for uid, reservation in self.state.reservations.items() if reservation.stage.is_firm}
-        members = [other for other in self.pods.values() if other.uid[0] == pod.uid[0]]
-        placed = [other.uid for other in members if other.node_name or other.uid in firm]
-        if len(placed) < own.minimum:
-            self.faults.append(f"{pod.uid} is bound, and only {placed} have a place")
+        placed = {uid for uid, other in self.state.pods.items() if other.node_name} | firm
+        members = sorted(other for other in placed if other[0] == uid[0])
+        if len(members) < own.minimum:
+            self.faults.append(f"{uid} is bound, and only {members} have a place")
 
     def check_gangs_after(self, before: Mapping[str, int], evicted: Iterable[PodFacts]) -> None:
         """Check that evictions leave a gang that ran whole with its minimum, or without members."""
@@ -414,7 +419,7 @@ class World:
 
     def check(self) -> None:
         """Check what must hold after each step."""
-        assert not self.faults
+        assert not self.faults, self.faults
         for uuid, amounts in self.promised().items():
             assert sum(amounts) <= GPU_MIB, uuid
             assert len(amounts) <= MAX_SHARES, uuid

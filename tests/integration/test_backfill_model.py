@@ -26,7 +26,7 @@ from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS
 from scheduler_plugin.extender.bind import Binder
-from scheduler_plugin.ports import PodApi
+from scheduler_plugin.ports import EndedPodApi, PodApi
 from scheduler_plugin.services.backfiller import Backfiller
 from scheduler_plugin.services.explainer import Explainer
 from scheduler_plugin.settings import Answer
@@ -85,7 +85,9 @@ class World:
         self.context = make_context(self.state, monotonic=lambda: self.now, now=lambda: self.now, soft_seconds=10.0)
         self.binder = Binder(self.context, cast(PodApi, self), lambda: True)
         explainer = Explainer(self.context, Rules(Policy.FRAG, DEFAULT_WEIGHTS), lambda: 0.0)
-        self.backfiller = Backfiller(self.context, explainer.full_snapshot, self.retry, lambda: True, contract.SCHEDULER_NAME)
+        self.backfiller = Backfiller(
+            self.context, explainer.full_snapshot, self.retry, lambda: True, contract.SCHEDULER_NAME, cast(EndedPodApi, self)
+        )
 
     async def retry(self, uid: str) -> None:
         """kube-scheduler tries all pods in every period anyway."""

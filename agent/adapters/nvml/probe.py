@@ -40,7 +40,8 @@ class NvmlProbe:
         except OSError as exc:
             raise DriverError(f"cannot start a process that tries the driver: {exc.strerror}") from exc
         try:
-            printed, messages = await asyncio.wait_for(process.communicate(), PROBE_SECONDS)
+            async with asyncio.timeout(PROBE_SECONDS):
+                printed, messages = await process.communicate()
         except TimeoutError as exc:
             raise DriverError(f"a new session of the driver did not answer within {PROBE_SECONDS:g} s") from exc
         finally:
@@ -56,7 +57,8 @@ class NvmlProbe:
             return
         self._process.kill()
         try:
-            await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._process.wait()
         except TimeoutError as exc:
             raise DriverError(f"process {self._process.pid}, which tried the driver, did not end within {STOP_SECONDS:g} s") from exc
 

@@ -10,7 +10,7 @@ two for us; the API server refuses to evict such pods at all.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from scheduler_plugin.core.cluster.pods import PodFacts
@@ -80,6 +80,12 @@ class Budgets:
     def all(self) -> Iterator[Budget]:
         """Yield all budgets."""
         return (budget for known in self._by_namespace.values() for budget in known.values())
+
+    def note_eviction(self, pod: PodFacts) -> None:
+        """Count a pod for which an eviction was granted, as the API server does at that moment: the watch reports it later."""
+        for namespace, name in self.covering(pod):
+            budget = self._by_namespace[namespace][name]
+            self.put(replace(budget, allowed=max(0, budget.allowed - 1), let_go=budget.let_go | {pod.name}))
 
     def take_loosened(self) -> Collection[Budget]:
         """Return the budgets that allow more pods to end, or other pods, than at the previous call, as they were then."""

@@ -148,6 +148,27 @@ async def test_pods_that_succeeded_are_read_page_by_page():
     assert connection.paths == [path, f"{path}&continue=next"]
 
 
+def ended_object(name: str, finished_at: str, **limits: Any) -> dict:
+    pod = pod_object(name, **limits)
+    ends = [{"state": {"terminated": {"finishedAt": "2026-03-02T10:00:00Z"}}}, {"state": {"terminated": {"finishedAt": finished_at}}}]
+    pod["status"] |= {"phase": "Succeeded", "startTime": "2026-03-02T09:00:00Z", "containerStatuses": ends}
+    return pod
+
+
+async def test_ended_pods_with_gpus_are_sorted_by_their_ends():
+    late, early = ended_object("late", "2026-03-02T12:00:00Z", vgpu="1"), ended_object("early", "2026-03-02T11:00:00Z", vgpu="1")
+    running = pod_object("no-end", vgpu="1")
+    first = {"metadata": {"continue": "next"}, "items": [late, ended_object("cpu", "2026-03-02T11:00:00Z")]}
+    connection = Connection(first, {"metadata": {}, "items": [early]}, {"metadata": {}, "items": [running]})
+    ended = await KubePods(cast(Any, connection)).ended_pods()
+    assert [(one.pod.name, one.ended_at - (one.pod.started_at or 0.0)) for one in ended] == [("early", 7200.0), ("late", 10800.0)]
+    assert [path.partition("phase%3D")[2] for path in connection.paths] == [
+        "Succeeded&limit=500",
+        "Succeeded&limit=500&continue=next",
+        "Failed&limit=500",
+    ]
+
+
 async def test_pods_that_cannot_be_read_are_an_error_of_the_api():
     with pytest.raises(KubeApiError, match="cannot be read"):
         await KubePods(cast(Any, Connection({"metadata": {}, "items": [{"spec": 5}]}))).succeeded_pods("team")

@@ -139,3 +139,17 @@ async def test_bound_pod_with_same_name_is_not_mistaken_for_expected_one():
     scene.get_pod = lambda namespace, name: asyncio.sleep(0, replace(scene.pod, uid="q", node_name="n1"))
     assert await scene.bound() == "the pod was deleted"
     assert not scene.state.reservations
+
+
+async def test_binder_stops_though_kube_scheduler_calls_in_that_moment(monkeypatch):
+    monkeypatch.setattr(bind_module, "FIRST_RETRY_SECONDS", 600.0)
+    scene = Scene(make_pod("p", vgpu="1"))
+    scene.writes = [KubeApiError("no answer")]
+    first = asyncio.create_task(scene.bound())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert scene.written == 1, "it waits for its next try"
+    again = asyncio.create_task(scene.bound())
+    async with asyncio.timeout(5.0):
+        await asyncio.gather(first, again, scene.binder.stop(), return_exceptions=True)
+    assert not scene.binder.open_bindings

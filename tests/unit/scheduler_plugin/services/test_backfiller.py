@@ -2,6 +2,7 @@
 """Who gets held room, when it goes, who is retried, and what filter and why say. tests/integration has whole histories."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from aliquot import contract
 from aliquot.contract.model import Policy
+from aliquot.kube.errors import KubeApiError
 from scheduler_plugin.core.backfill.hold import SENTENCE
+from scheduler_plugin.core.backfill.lifetimes import MIN_ENDED
 from scheduler_plugin.core.cluster.hold_uids import hold_uid
 from scheduler_plugin.core.cluster.journal import Rules
 from scheduler_plugin.core.cluster.state import ClusterState
@@ -18,6 +21,7 @@ from scheduler_plugin.core.explain.replay import Recorded, read_document, replay
 from scheduler_plugin.core.explain.why import Why
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS
 from scheduler_plugin.dashboard.picture import Painter
+from scheduler_plugin.ports import EndedPod
 from scheduler_plugin.services.backfiller import WAIT_SECONDS, Backfiller
 from scheduler_plugin.services.explainer import Explainer
 from scheduler_plugin.settings import Answer
@@ -34,6 +38,8 @@ class Scene:
         self.now = 100_000.0
         self.leads = True
         self.retried: list[str] = []
+        self.ended: list[EndedPod] | None = []
+        """None: the API does not answer."""
         self.state = ClusterState()
         self.state.set_gpu_node(make_node("n1", 2))
         self.state.set_host("n1", 16_000, 64_000)
@@ -44,7 +50,12 @@ class Scene:
         self.state.set_pod(replace(running, started_at=self.now, controller_kind="Job"))
         self.context = make_context(self.state, monotonic=lambda: self.now, now=lambda: self.now)
         self.explainer = Explainer(self.context, Rules(Policy.FRAG, DEFAULT_WEIGHTS), lambda: 0.0)
-        self.service = Backfiller(self.context, self.explainer.full_snapshot, self.retry, lambda: self.leads, "ours")
+        self.service = Backfiller(self.context, self.explainer.full_snapshot, self.retry, lambda: self.leads, "ours", self)
+
+    async def ended_pods(self) -> Sequence[EndedPod]:
+        if self.ended is None:
+            raise KubeApiError("no answer")
+        return self.ended
 
     async def retry(self, uid: str) -> None:
         self.retried.append(uid)
@@ -257,5 +268,18 @@ def test_pods_that_end_by_themselves_are_learned() -> None:
     for _ in range(8):
         scene.service.learn(pod)
     known = scene.context.held_room.lifetimes.of(pod)
+    assert known is not None
+    assert known.usual == HOUR
+
+
+async def test_new_process_learns_from_pods_that_ended_before() -> None:
+    scene = Scene()
+    scene.ended = None
+    assert not await scene.service.learn_from_ended()
+    pods = [make_pod(f"e{number}", node="n1", phase="Succeeded", vgpu="1") for number in range(MIN_ENDED)]
+    deleted = replace(make_pod("d", node="n1", phase="Failed", vgpu="1"), started_at=0.0, deletion_requested=True)
+    scene.ended = [EndedPod(HOUR, replace(pod, started_at=0.0)) for pod in pods] + [EndedPod(9 * HOUR, deleted)]
+    assert await scene.service.learn_from_ended()
+    known = scene.context.held_room.lifetimes.of(make_pod("next", vgpu="1"))
     assert known is not None
     assert known.usual == HOUR

@@ -14,7 +14,7 @@ from aliquot.kube.errors import KubeApiError, KubeNotFoundError
 from scheduler_plugin.core.cluster.budgets import Budget
 from scheduler_plugin.core.cluster.decisions import MAX_RECORDED, Decision
 from scheduler_plugin.core.cluster.pods import STUCK_SECONDS
-from scheduler_plugin.core.cluster.selectors import Operator, Requirement
+from scheduler_plugin.core.cluster.selectors import Operator, Requirement, exactly
 from scheduler_plugin.core.cluster.state import ClusterState, Stage
 from scheduler_plugin.extender.cooperative import MAX_PER_BATCH
 from scheduler_plugin.extender.preempt import ENOUGH_SECONDS, LAST_SECONDS, choose_victims
@@ -637,6 +637,19 @@ async def test_gang_on_several_nodes_ends_whole_for_one_pod():
     assert sorted(await scene.after(5)) == ["n1-0", "n2-0"]
 
 
+async def test_second_plan_counts_evictions_that_watch_has_not_reported():
+    scene = Scene("n1", "n2")
+    for uid in ("n1-0", "n2-0", "n1-1", "n2-1"):
+        scene.state.set_pod(replace(scene.state.pods[uid], priority=0, labels=(("covered", "yes"),)))
+    scene.context.budgets.put(Budget("team", "b", tuple(exactly({"covered": "yes"})), 1))
+    for name in ("first", "second"):
+        scene.refused(name)
+    for _ in range(10):
+        await scene.after(5)
+    assert len(scene.evicted) == 1, "the budget allows one"
+    assert [budget.allowed for budget in scene.context.budgets.all()] == [0]
+
+
 async def test_gang_ends_not_at_all_if_one_member_cannot():
     scene = Scene("n1", "n2")
     for node in scene.nodes:
@@ -649,6 +662,37 @@ async def test_gang_ends_not_at_all_if_one_member_cannot():
     for _ in range(10):
         await scene.after(5)
     assert scene.evicted == []
+
+
+@pytest.mark.parametrize(
+    ("annotations", "is_picky", "want"),
+    [(None, False, ["n1-0", "n2-0"]), ({"of": "running gang"}, False, ["n1-0", "n2-0"]), (None, True, [])],
+    ids=["single pod", "member of a gang that runs", "pod with constraints unknown here"],
+)
+async def test_gang_on_several_nodes_ends_whole_for_pod_without_room_in_sum(annotations, is_picky, want):
+    scene = Scene("n1", "n2")
+    own = gang_of("own", 1) if annotations else None
+    for node in scene.nodes:
+        fields: dict[str, Any] = {
+            "node": node,
+            "shares": {"main": [make_share(node, 0, 600)]},
+            "annotations": gang_of("old", 2),
+            "vgpu": "1",
+        }
+        scene.state.set_pod(make_pod(f"{node}-0", vgpu_memory="600", **fields))
+        scene.state.set_pod(replace(scene.state.pods[f"{node}-1"], priority=200))
+    if own:
+        scene.state.set_pod(make_pod("mate", node="n9", annotations=own, vgpu="1"))
+    scene.state.set_pod(make_pod("important", priority=100, annotations=own, vgpu="1", vgpu_memory="900"))
+    pod = asked_pod("important", own, vgpu_memory="900")
+    if is_picky:
+        pod["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 80}]
+    victims = {node: {"Pods": [{"UID": f"{node}-0"}], "NumPDBViolations": 0} for node in scene.nodes}
+    body = json.dumps({"Pod": pod, "NodeNameToMetaVictims": victims}).encode()
+    assert json.loads(await choose_victims(scene.context, body)) == {"NodeNameToMetaVictims": {}}, "kube-scheduler would break the gang"
+    for _ in range(3):
+        await scene.after(1)
+    assert sorted(scene.evicted) == want
 
 
 async def unhelped(scene: Scene, count: int, *, vgpu: str = "2", vgpu_memory: str = "2000") -> list[str]:
@@ -685,6 +729,19 @@ async def test_gang_without_room_in_sum_gets_victims_on_several_nodes():
     members, gangs = [scene.state.pods[uid] for uid in uids], scene.context.gangs
     assert await asyncio.gather(*(gangs.admit(pod, known_gang(pod), nodes[pod.uid]) for pod in members)) == ["", ""]
     assert set(nodes.values()) == freed
+
+
+async def test_nodes_of_later_preempt_call_count_beside_those_of_filter():
+    scene = Scene("n1", "n2", "n3")
+    for uid in ("n1-0", "n1-1"):
+        scene.state.set_pod(replace(scene.state.pods[uid], priority=200))
+    uids = await unhelped(scene, 2)
+    for uid in uids:  # only n1 passed kube-scheduler's own filters, at some earlier time
+        body = {"Pod": asked_pod(uid, gang_of("g", 2), vgpu="2", vgpu_memory="2000"), "NodeNames": ["n1"]}
+        assert json.loads(filter_body(scene.context, json.dumps(body).encode(), scene.now))["NodeNames"] == []
+    for _ in range(3):
+        await scene.after(5)
+    assert sorted(scene.evicted) == ["n2-0", "n2-1", "n3-0", "n3-1"]
 
 
 @pytest.mark.parametrize("change", ["bound", "gone"])
