@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 from agent.core.audit import AuditPolicy
@@ -44,14 +45,9 @@ class LostGpuPolicy(StrEnum):
 class Settings:
     """Everything that can be configured. Paths are absolute; durations are in seconds."""
 
-    node_name: Annotated[str, Row("name of this Kubernetes node (default: the host name)")] = ""
-    kubelet_device_plugin_dir: Annotated[str, Row("directory of kubelet's socket and the device plugins' sockets", absolute=True)] = (
-        contract.KUBELET_DEVICE_PLUGIN_DIR
-    )
-    pod_resources_socket: Annotated[str, Row("kubelet's PodResources socket", absolute=True)] = contract.POD_RESOURCES_SOCKET
+    node_name: Annotated[str, Row("name of this Kubernetes node (default: the host name)", advanced=True)] = ""
     kubelet_dir: Annotated[
-        str,
-        Row("kubelet's directory; the sockets of a DRA driver are in plugins and plugins_registry below it", absolute=True, advanced=True),
+        str, Row("kubelet's directory; device-plugins, pod-resources, plugins and plugins_registry are below it", absolute=True)
     ] = contract.KUBELET_DIR
     allocation: Annotated[
         Allocation, Row("how pods get GPUs of this node: by resources of the device plugin (plugin), or by ResourceClaims (dra)")
@@ -65,7 +61,9 @@ class Settings:
     lost_gpu_policy: Annotated[LostGpuPolicy, Row("what happens to pods with ResourceClaims on a GPU that the driver has lost")] = (
         LostGpuPolicy.KEEP
     )
-    cdi_dir: Annotated[str, Row("directory where the agent writes CDI specs for containers", absolute=True)] = contract.CDI_DYNAMIC_DIR
+    cdi_dir: Annotated[str, Row("directory where the agent writes CDI specs for containers", absolute=True, advanced=True)] = (
+        contract.CDI_DYNAMIC_DIR
+    )
     cdi_static_dir: Annotated[
         str, Row("second directory in which the agent looks for the host's NVIDIA CDI spec", absolute=True, advanced=True)
     ] = contract.CDI_STATIC_DIR
@@ -83,8 +81,9 @@ class Settings:
         Placement.ASSIGNED
     )
     placement_policy: Annotated[Policy, Row("how local placement chooses among the GPUs that fit")] = Policy.FRAG
-    publish_node_capacity: Annotated[bool, Row("publish vgpu-memory and vgpu-cores in the node's capacity")] = True
-    publish_node_condition: Annotated[bool, Row("publish a node condition that says whether all GPUs are healthy")] = True
+    publish_node_status: Annotated[
+        bool, Row("publish vgpu-memory and vgpu-cores in the node's capacity, and a condition that says whether all GPUs are healthy")
+    ] = True
     publish_gpu_node: Annotated[bool, Row("publish the node's gpunodes object, and apply the cordons set in it")] = True
     metrics_address: Annotated[
         str, Row("host:port of /metrics, /healthz and /readyz; 0.0.0.0 means all addresses, IPv6 included; port 0 picks a free port")
@@ -120,11 +119,11 @@ class Settings:
     ] = FailPolicy.CLOSED
     mig_strategy: Annotated[
         MigStrategy,
-        Row("how MIG instances are offered: not at all (none), as vGPUs of one profile (single), or one resource per profile (mixed)"),
+        Row(
+            "how MIG instances are offered: not at all (none), as vGPUs of one profile (single), one resource per profile (mixed), or that "
+            "and created when containers start, which needs the capability SYS_ADMIN (dynamic)"
+        ),
     ] = MigStrategy.MIXED
-    mig_dynamic: Annotated[
-        bool, Row("create MIG instances when containers start, on GPUs in MIG mode with room; needs the capability SYS_ADMIN")
-    ] = False
     driver_limits_hook: Annotated[
         str,
         Row("host path of nvidia-cdi-hook 1.20.1 or later, which sets the driver's memory limits; empty: isolation driver is not offered"),
@@ -144,18 +143,20 @@ class Settings:
     memory_oversubscription: Annotated[
         float, Row("largest ratio that the annotation memory-burst may set; 1 = no container may exceed its memory", 1, 10)
     ] = 1.0
-    nvidia_ctk: Annotated[str, Row("nvidia-ctk, as a path or on PATH; it generates the host's NVIDIA CDI spec when no file has it")] = (
-        "nvidia-ctk"
-    )
+    nvidia_ctk: Annotated[
+        str, Row("nvidia-ctk, as a path or on PATH; it generates the host's NVIDIA CDI spec when no file has it", advanced=True)
+    ] = "nvidia-ctk"
     nvidia_ctk_timeout_seconds: Annotated[float, Row("seconds that nvidia-ctk may take", 0.05, 20, advanced=True)] = 10.0
     nvml_timeout_seconds: Annotated[float, Row("seconds after which a call into the driver counts as hung", 0.05, 600, advanced=True)] = 5.0
     driver_poll_seconds: Annotated[float, Row("seconds between two reads of the GPUs' health and usage", 0.05, 600, advanced=True)] = 5.0
     health_recovery_seconds: Annotated[
         float, Row("seconds without an error before an unhealthy GPU gets new containers again; doubled with each relapse", 0, 3600)
     ] = 30.0
-    health_quarantine_seconds: Annotated[float, Row("the same after an XID that points to the hardware, in seconds", 0, 86400)] = 300.0
+    health_quarantine_seconds: Annotated[
+        float, Row("healthRecoverySeconds after an XID that points to the hardware", 0, 86400, advanced=True)
+    ] = 300.0
     health_max_recovery_seconds: Annotated[
-        float, Row("upper bound of this waiting time, in seconds, after any number of relapses", 0, 86400)
+        float, Row("upper bound of healthRecoverySeconds and healthQuarantineSeconds after any number of relapses", 0, 86400, advanced=True)
     ] = 3600.0
     health_application_xids: Annotated[
         str, Row("further XIDs that an application causes, in addition to NVIDIA's list; comma-separated")
@@ -199,10 +200,6 @@ class Settings:
         values = TABLE.read(argv, environ)
         settings = cls(**{**values, "feature_gates": with_components(values.get("feature_gates", ""), environ)})
         settings._check_gates()
-        if settings.mig_dynamic and settings.mig_strategy is not MigStrategy.MIXED:
-            raise SettingsError(
-                f"migDynamic needs migStrategy: mixed, found {settings.mig_strategy}: set migStrategy: mixed, or turn migDynamic off"
-            )
         split_address("metricsAddress", settings.metrics_address)
         _ = settings.health_rules, settings.profiles_gib
         return settings
@@ -215,7 +212,7 @@ class Settings:
     def _check_gates(self) -> None:
         """Refuse a setting that only configures an alpha feature while the feature's gate is closed. Raises SettingsError."""
         needed = (
-            (self.mig_dynamic, "migDynamic", Gate.DYNAMIC_MIG),
+            (self.mig_strategy is MigStrategy.DYNAMIC, "migStrategy: dynamic", Gate.DYNAMIC_MIG),
             (bool(self.driver_limits_hook), "driverLimitsHook", Gate.DRIVER_ISOLATION),
             (self.allocation is Allocation.DRA, "allocation: dra", Gate.DYNAMIC_RESOURCE_ALLOCATION),
             (self.dra_admin_access, "draAdminAccess", Gate.DYNAMIC_RESOURCE_ALLOCATION),
@@ -227,6 +224,16 @@ class Settings:
         for is_set, key, gate in needed:
             if is_set and (closed := gates.closed(gate)):
                 raise SettingsError(f"{key} is set, but {closed}")
+
+    @property
+    def device_plugin_dir(self) -> Path:
+        """The directory of kubelet's socket and the device plugins' sockets."""
+        return Path(self.kubelet_dir, contract.DEVICE_PLUGINS)
+
+    @property
+    def pod_resources_socket(self) -> Path:
+        """Kubelet's PodResources socket."""
+        return Path(self.kubelet_dir, contract.POD_RESOURCES, contract.KUBELET_SOCKET_NAME)
 
     @property
     def gates(self) -> FeatureGates:

@@ -7,7 +7,7 @@ The host's spec is large (and often YAML), so it is read again only if a file in
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,8 @@ class CdiDirectory:
         self._signature: _Signature | None = None
         self._host_spec: HostSpec | None = None
         self._digests = FileCache(lambda path: _digest(read_regular(Path(path))))
+        self._sizes: dict[str, int] = {}
+        """By path, in bytes."""
         try:  # the directory is shared with the container runtime, so its mode is not ours to set
             dynamic.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
@@ -96,7 +98,9 @@ class CdiDirectory:
 
     def write(self, grant_id: str, spec: Mapping[str, object]) -> None:
         """See ``ports.CdiFiles``."""
-        write_over(self._dynamic / file_name(grant_id), msgspec.json.encode(spec), mode=0o644, durable=False)
+        path, content = self._dynamic / file_name(grant_id), msgspec.json.encode(spec)
+        self._sizes[str(path)] = len(content)
+        write_over(path, content, mode=0o644, durable=False)
 
     def mentioned(self, paths: Iterable[str]) -> Set[str]:
         """See ``ports.CdiFiles``."""
@@ -122,7 +126,8 @@ class CdiDirectory:
 
     def total_bytes(self) -> int:
         """See ``ports.CdiFiles``."""
-        return sum(min(_signature_of(path)[2], _HOST_SPEC_BYTES_MAX) for path in self._specs())
+        own = sum(self._size_of(f"{self._dynamic}/{name}") for name in names_in(self._dynamic) if grant_id_of_file(name) is not None)
+        return own + sum(min(_signature_of(path)[2], _HOST_SPEC_BYTES_MAX) for path in self._foreign_specs())
 
     def ids(self) -> Sequence[str]:
         """See ``ports.CdiFiles``."""
@@ -132,6 +137,7 @@ class CdiDirectory:
         """See ``ports.CdiFiles``."""
         path = self._dynamic / file_name(grant_id)
         self._digests.forget(str(path))
+        self._sizes.pop(str(path), None)
         remove_anything(path)
 
     def _written(self) -> HostSpec | None:
@@ -144,11 +150,19 @@ class CdiDirectory:
         return self._host_spec
 
     def _foreign_specs(self) -> list[Path]:
-        return [path for path in self._specs() if grant_id_of_file(path.name) is None]
+        """Return the specs of other programs. This is called for each container, so a spec of Aliquot costs little here."""
+        return [
+            directory / name
+            for directory in (self._dynamic, self._static)
+            for name in names_in(directory)
+            if name.endswith((".json", ".yaml", ".yml")) and grant_id_of_file(name) is None
+        ]
 
-    def _specs(self) -> Iterator[Path]:
-        for directory in (self._dynamic, self._static):
-            yield from (path for path in list_directory(directory) if path.suffix in (".json", ".yaml", ".yml"))
+    def _size_of(self, path: str) -> int:
+        """Return the size of one of Aliquot's specs, as far as known without a look: only Aliquot writes them."""
+        if path not in self._sizes:
+            self._sizes[path] = _signature_of(Path(path))[2]
+        return self._sizes[path]
 
 
 def _digest(content: bytes) -> str:

@@ -58,9 +58,7 @@ class KubeletDirectory:
         """See ``ports.Kubelet``."""
         path = self._directory / socket_name
         if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-            raise KubeletError(
-                f"the socket path {path} is longer than {MAX_SOCKET_PATH_BYTES} bytes: choose a shorter kubeletDevicePluginDir"
-            )
+            raise KubeletError(f"the socket path {path} is longer than {MAX_SOCKET_PATH_BYTES} bytes: choose a shorter kubeletDir")
         server = grpc.aio.server(options=[("grpc.max_receive_message_length", RECEIVE_LIMIT_BYTES)])
         add_DevicePluginServicer_to_server(plugin, server)
         try:

@@ -27,6 +27,8 @@ class MigStrategy(StrEnum):
     """All GPUs have instances of one profile, and each instance is a vGPU."""
     MIXED = "mixed"
     """Each profile is a resource of its own."""
+    DYNAMIC = "dynamic"
+    """As ``mixed``, and instances are created when containers start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,6 +198,8 @@ class Ledger:
     def releasing(self, grant_ids: Iterable[str]) -> "Ledger":
         """Return the ledger without these grants, unclear ones included."""
         gone = set(grant_ids)
+        if gone.isdisjoint(self.grants) and gone.isdisjoint(self.unclear):
+            return self
         return Ledger(
             {identifier: grant for identifier, grant in self.grants.items() if identifier not in gone},
             {identifier: devices for identifier, devices in self.unclear.items() if identifier not in gone},

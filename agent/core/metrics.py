@@ -85,7 +85,6 @@ def families(snapshot: Snapshot) -> Iterable[Family]:
     driver = (snapshot.version, snapshot.inventory.driver_version, str(snapshot.inventory.cuda_version))
     build_labels = ("version", "driver_version", "cuda_version")
     yield family("build_info", "Version of the agent and of the driver it uses.", build_labels, [(driver, 1.0)])
-    yield family("grants", "Containers on this node that hold devices.", ("node",), [((snapshot.node,), len(snapshot.grants))])
 
 
 def family(
@@ -222,8 +221,8 @@ def _instance_info(snapshot: Snapshot, named: _Named) -> Family:
 
 
 def shares_on(entry: InventoryDevice, grants: Sequence[Grant]) -> list[DeviceShare]:
-    """Return the shares of a GPU that containers hold, including those of its MIG instances."""
-    return [share for grant in grants for share in grant.shares if share.device_uuid in entry.grantable_uuids]
+    """Return the shares of a GPU that containers hold, including those of its MIG instances. Admin access holds none."""
+    return [share for grant in grants if grant.takes_part for share in grant.shares if share.device_uuid in entry.grantable_uuids]
 
 
 def _share_slots(entry: InventoryDevice, shares_per_gpu: int) -> int:

@@ -214,7 +214,7 @@ def offered_devices(
             profile = single_profile(inventory)
             instances = offered.get(mig.resource_of_profile(profile), ()) if profile is not None else ()
             return {contract.RESOURCE_VGPU: instances} if instances else advertised(_without_mig(inventory), shares_per_gpu)
-        case MigStrategy.MIXED:
+        case MigStrategy.MIXED | MigStrategy.DYNAMIC:
             return _with_on_demand(inventory, ledger, shares_per_gpu)
 
 

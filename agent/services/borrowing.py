@@ -71,7 +71,7 @@ class Borrower:
             seen = self._manager.changes.count
             current = await self._manager.on_disk(self.find)
             if not current.devices:
-                await self._manager.changes.after(seen)
+                await self._manager.changes.paced_after(seen)
             while current.devices and self._manager.changes.count == seen:
                 look = await self._manager.on_regions(partial(self.look, current))
                 if look.moves:

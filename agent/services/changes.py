@@ -2,6 +2,10 @@
 """A count of changes that coroutines can wait on without missing one."""
 
 import asyncio
+from typing import Final
+
+PACE_SECONDS: Final = 0.25
+"""The least time between two looks at everything. Many containers start together, and each start is several changes."""
 
 
 class Changes:
@@ -28,3 +32,19 @@ class Changes:
             finally:
                 self._waiters.discard(waiter)
         return self.count
+
+    async def paced_after(self, count: int, timeout_seconds: float | None = None) -> int:
+        """Act as ``after``, but wait for ``PACE_SECONDS`` first.
+
+        For loops with a look at everything: they see the first change at once, and many changes that follow it in one look.
+        """
+        await asyncio.sleep(PACE_SECONDS)
+        return await self.after(count, timeout_seconds)
+
+    async def follow(self, source: "Changes") -> None:
+        """Count the changes of another object here too, until cancelled: those before as one, and many that come together as few."""
+        seen = source.count
+        while True:
+            self.notify()
+            await asyncio.sleep(PACE_SECONDS)
+            seen = await source.after(seen)

@@ -6,7 +6,7 @@ when no claim is being prepared, or after ``PATIENCE_SECONDS``.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -28,6 +28,8 @@ class ClaimRequests:
         self._api = api
         self._reads = ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="claim-reads")
         self._reports = ThreadPoolExecutor(1, thread_name_prefix="claim-status")
+        self._one_report = asyncio.Lock()
+        self._closed = False
         self._busy = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -49,15 +51,19 @@ class ClaimRequests:
         call = partial(self._api.read_claim, namespace, name)
         return decode_claim(await asyncio.get_running_loop().run_in_executor(self._reads, call))
 
-    async def report(self, namespace: str, name: str, uid: str, devices: Sequence[Mapping[str, Any]]) -> None:
-        """Write this driver's part of a claim's status. Raises KubeApiError."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await self._quiet.wait()
-        call = partial(self._api.report_devices, namespace, name, uid, devices)
-        await asyncio.get_running_loop().run_in_executor(self._reports, call)
+    async def report(self, namespace: str, name: str, uid: str, devices: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
+        """Write this driver's part of a claim's status, one claim after another. Raises KubeApiError."""
+        loop = asyncio.get_running_loop()
+        patience_ends = loop.time() + PATIENCE_SECONDS
+        async with self._one_report:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(patience_ends):
+                    await self._quiet.wait()
+            if not self._closed:
+                await loop.run_in_executor(self._reports, partial(self._api.report_devices, namespace, name, uid, devices()))
 
     def close(self) -> None:
         """End the threads. Requests that have not begun are dropped: the next agent writes a status with its next Prepare."""
+        self._closed = True
         for threads in (self._reads, self._reports):
             threads.shutdown(wait=False, cancel_futures=True)

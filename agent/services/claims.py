@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -195,13 +196,11 @@ class ClaimManager:
     async def _commit(self, ref: ClaimRef, claim: AllocatedClaim) -> Sequence[Grant] | Refusal:
         """Grant all requests together; if one is refused, grant nothing new. Raises AgentError, HostSpecError."""
         shim_directory = await self._contents.shim_directory()
-        if (trouble := self._trouble(ref, claim)) is not None:
-            return trouble
         before = {grant.grant_id: grant for grant in self._manager.ledger.of_claim(ref.uid)}
         made: list[Grant] = []
-        for request in claim.requests:
+        for number, request in enumerate(claim.requests):
             # No await from here to the commit: the ledger that the plan is made from is the one that changes.
-            planned = plan_request(ref, claim, request, self._node())
+            planned = plan_request(ref, claim, request, self._node()) if number else self._first_of(ref, claim)
             if isinstance(planned, Refusal):  # containers may use what was granted before; kubelet releases it after they have ended
                 await self._manager.release([grant for grant in made if grant.grant_id not in before])
                 return planned
@@ -213,15 +212,16 @@ class ClaimManager:
         self._report_devices(ref, made)
         return made
 
-    def _trouble(self, ref: ClaimRef, claim: AllocatedClaim) -> Refusal | None:
-        """Return why the requests do not all fit now: then no file is written for any of them."""
+    def _first_of(self, ref: ClaimRef, claim: AllocatedClaim) -> Planned | Refusal:
+        """Plan the first request; refuse if another one does not fit beside it now: then no file is written for any of them."""
         node = self._node()
-        for request in claim.requests:
-            planned = plan_request(ref, claim, request, node)
+        first = planned = plan_request(ref, claim, claim.requests[0], node)
+        for request in claim.requests[1:]:
             if isinstance(planned, Refusal):
-                return planned
+                break
             node = replace(node, ledger=node.ledger.granting(planned.grant, node.inventory, node.shares_per_gpu))
-        return None
+            planned = plan_request(ref, claim, request, node)
+        return planned if isinstance(planned, Refusal) else first
 
     async def _write(self, planned: Planned, shim_directory: Path, *, mounted: bool) -> None:
         inventory = self._watch.inventory
@@ -269,12 +269,11 @@ class ClaimManager:
 
     def _report_devices(self, ref: ClaimRef, grants: Iterable[Grant]) -> None:
         """Write into the claim's status what was prepared; after the reply, and only as information."""
-        devices = device_status(grants, self._clock.now())
-        task = asyncio.ensure_future(self._write_status(ref, devices))
+        task = asyncio.ensure_future(self._write_status(ref, partial(device_status, grants, self._clock.now())))
         self._reports.add(task)
         task.add_done_callback(self._reports.discard)
 
-    async def _write_status(self, ref: ClaimRef, devices: Sequence[Mapping[str, Any]]) -> None:
+    async def _write_status(self, ref: ClaimRef, devices: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
         try:
             await self._requests.report(ref.namespace, ref.name, ref.uid, devices)
         except KubeApiError as exc:

@@ -57,9 +57,9 @@ class DraRegistrar(RegistrationServicer):
     async def stop(self) -> None:
         """Stop serving. Kubelet deletes the node's slices 30 s later; prepared claims and running containers stay."""
         self._health.end_streams()
-        servers, self._servers = self._servers, []
-        for server in reversed(servers):  # the registration goes first, so that kubelet calls no socket without a listener
-            await server.stop()
+        while self._servers:  # the registration goes first, so that kubelet calls no socket without a listener
+            await self._servers[-1].stop()
+            self._servers.pop()  # not before: if this call is cancelled, the next one goes on
 
     async def GetInfo(self, request: pb.InfoRequest, context: Context) -> pb.PluginInfo:
         """Return who serves the socket."""

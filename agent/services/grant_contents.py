@@ -54,10 +54,14 @@ class GrantContents:
         self._cdi = cdi
         self._shim = shim
         self._context_bytes = context_bytes
+        self._shim_directory: Path | None = None
+        """As installed; it stays the same as long as this process runs."""
 
     async def shim_directory(self) -> Path:
         """Return the directory of the installed shim. Raises ShimError, StorageError."""
-        return await self._manager.on_disk(self._shim.installed)
+        if self._shim_directory is None:
+            self._shim_directory = await self._manager.on_disk(self._shim.installed)
+        return self._shim_directory
 
     async def host_spec(self) -> HostSpec | None:
         """Return NVIDIA's CDI spec of the host; None when the host has no such spec. Raises StorageError."""

@@ -246,7 +246,7 @@ class GrantManager:
         Raises StorageError.
         """
         async with self._changing:
-            skipped = leaving_out | frozenset(+self._unsettled)
+            skipped = leaving_out | frozenset(self._unsettled)
             granted = {identifier: grant for identifier, grant in self.ledger.grants.items() if identifier not in skipped}
             files = await self.on_disk(lambda: self._look(granted.keys(), skipped))
         return Survey(granted, files)
@@ -331,7 +331,9 @@ class GrantManager:
                 await change
             finally:
                 self._unsettled.subtract(concerned)
-                self._unsettled = +self._unsettled
+                for identifier in concerned:
+                    if not self._unsettled[identifier]:
+                        del self._unsettled[identifier]
 
         task = asyncio.ensure_future(settle())
         try:

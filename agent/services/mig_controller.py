@@ -102,7 +102,7 @@ class MigController:
         while True:
             seen = self._manager.changes.count
             left = await self.clean()
-            await self._manager.changes.after(seen, RETRY_SECONDS if left else None)
+            await self._manager.changes.paced_after(seen, RETRY_SECONDS if left else None)
 
     async def clean(self) -> bool:
         """Remove the instances at places without a grant; return whether some are left for later."""
@@ -166,7 +166,9 @@ class MigController:
     async def _make(self, place: MigPlace, grant_id: str) -> MigInstance:
         known = next((known for known in await self.places_on(place.device_uuid) if known.uuid == str(place)), None)
         if known is None:
-            raise PartitionError(f"no MIG instance can be created at {place}: the GPU has no such place, or migDynamic is off on this node")
+            raise PartitionError(
+                f"no MIG instance can be created at {place}: the GPU has no such place, or this node is not at migStrategy: dynamic"
+            )
         geometry = (known.memory_bytes, known.placement_size, known.most_on_device)
         record = MigRecord(str(place), grant_id, self._boot_id, "", *geometry)
         await self._write(record)

@@ -159,10 +159,8 @@ class Monitor:
 
     def collect(self) -> Iterable[Metric]:
         """Return the families of one scrape; called by prometheus-client."""
-        begun = self._clock.monotonic()
         with self._scraping:
-            found = list(self._families(begun))
-        self._telemetry.scrape_seconds.set(self._clock.monotonic() - begun)
+            found = list(self._families(self._clock.monotonic()))
         return [_metric(family) for family in found]
 
     def describe(self) -> Iterable[Metric]:

@@ -119,7 +119,7 @@ class MpsController:
         while True:
             seen = self._manager.changes.count
             await self.look()
-            await self._manager.changes.after(seen, LOOK_SECONDS)
+            await self._manager.changes.paced_after(seen, LOOK_SECONDS)
 
     async def look(self) -> None:
         """Request daemons for exactly the GPUs with clients, and report clients that lost their daemon."""

@@ -58,11 +58,4 @@ class Offering:
         """Count changes of GPUs and grants, until cancelled. A MIG instance that is created on demand takes room from others."""
         async with asyncio.TaskGroup() as group:
             for source in (self._watch.changes, self._manager.changes):
-                group.create_task(self._forward(source))
-
-    async def _forward(self, source: Changes) -> None:
-        seen = source.count
-        self.changes.notify()
-        while True:
-            seen = await source.after(seen)
-            self.changes.notify()
+                group.create_task(self.changes.follow(source))

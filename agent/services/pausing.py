@@ -60,7 +60,7 @@ class Pauser:
         """Apply the annotations whenever they or the files of grants change, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for source in (self._pods.pod_changes, self._manager.changes):
-                group.create_task(self._forward(source))
+                group.create_task(self._wake.follow(source))
             group.create_task(self._follow_for_ever())
 
     async def follow(self) -> bool:
@@ -75,12 +75,6 @@ class Pauser:
         ]
         self._followed = now if all(done) else None
         return all(done)
-
-    async def _forward(self, source: Changes) -> None:
-        seen = source.count
-        while True:
-            seen = await source.after(seen)
-            self._wake.notify()
 
     async def _follow_for_ever(self) -> None:
         while True:

@@ -80,15 +80,9 @@ class NodePublisher:
         """Publish until cancelled."""
         async with asyncio.TaskGroup() as group:
             for source in self._sources:
-                group.create_task(self._forward(source))
+                group.create_task(self._wake.follow(source))
             for target in self._targets:
                 group.create_task(self._keep(target))
-
-    async def _forward(self, changes: Changes) -> None:
-        seen = changes.count
-        while True:
-            seen = await changes.after(seen)
-            self._wake.notify()
 
     async def _keep(self, target: Target) -> None:
         retry_seconds = FIRST_RETRY_SECONDS

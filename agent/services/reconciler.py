@@ -128,9 +128,9 @@ class Reconciler:
         """Reconcile every period, and after each relevant change, until cancelled."""
         self._file_changes.start(self._take_file_change)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._forward(self._pods.pod_changes))
-            group.create_task(self._forward(self._manager.changes))
-            group.create_task(self._forward(self._watch.changes))
+            group.create_task(self._wake.follow(self._pods.pod_changes))
+            group.create_task(self._wake.follow(self._manager.changes))
+            group.create_task(self._wake.follow(self._watch.changes))
             group.create_task(self._pass_for_ever())
 
     def families(self) -> Iterable[Family]:
@@ -339,12 +339,6 @@ class Reconciler:
     def _take_file_change(self) -> None:
         self._files_changed = True
         self._wake.notify()
-
-    async def _forward(self, changes: Changes) -> None:
-        seen = changes.count
-        while True:
-            seen = await changes.after(seen)
-            self._wake.notify()
 
     async def _until_due(self, begun: float, seen: object) -> None:
         """Wait until the next pass is due: one period after the beginning of the last, even if it was slow."""

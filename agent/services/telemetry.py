@@ -5,10 +5,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from aliquot.contract import METRIC_PREFIX
 
-_ALLOCATE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-_DRIVER_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
-_RECONCILE_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_PRESTART_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0)
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0)
 
 
 class Telemetry:
@@ -17,38 +14,18 @@ class Telemetry:
     def __init__(self, node_name: str = "") -> None:
         self._node_name = node_name
         self.registry = CollectorRegistry()
-        self.allocate_seconds = Histogram(
-            f"{METRIC_PREFIX}allocate_duration_seconds", "Time to answer Allocate.", buckets=_ALLOCATE_BUCKETS, registry=self.registry
-        )
-        self.prestart_seconds = Histogram(
-            f"{METRIC_PREFIX}prestart_duration_seconds",
-            "Time to answer PreStartContainer, waiting for the pod included.",
-            buckets=_PRESTART_BUCKETS,
+        seconds = Histogram(
+            f"{METRIC_PREFIX}operation_duration_seconds",
+            "Time of one operation: a call of kubelet, waiting for the pod included; preparing one claim; reading all GPUs; one reconcile.",
+            ("operation",),
+            buckets=_SECONDS,
             registry=self.registry,
         )
-        self.prepare_seconds = Histogram(
-            f"{METRIC_PREFIX}prepare_duration_seconds",
-            "Time to prepare one ResourceClaim, waiting for what passes included.",
-            buckets=_PRESTART_BUCKETS,
-            registry=self.registry,
+        self.allocate_seconds, self.preferred_allocation_seconds, self.prestart_seconds = (
+            seconds.labels(call) for call in ("Allocate", "GetPreferredAllocation", "PreStartContainer")
         )
-        self.preferred_allocation_seconds = Histogram(
-            f"{METRIC_PREFIX}preferred_allocation_duration_seconds",
-            "Time to answer GetPreferredAllocation, waiting for the pod included.",
-            buckets=_PRESTART_BUCKETS,
-            registry=self.registry,
-        )
-        self.driver_read_seconds = Histogram(
-            f"{METRIC_PREFIX}driver_read_duration_seconds", "Time to read all GPUs.", buckets=_DRIVER_BUCKETS, registry=self.registry
-        )
-        self.reconcile_seconds = Histogram(
-            f"{METRIC_PREFIX}reconcile_duration_seconds",
-            "Time of one pass: comparing ledger, pods and files, and curing drift.",
-            buckets=_RECONCILE_BUCKETS,
-            registry=self.registry,
-        )
-        self.scrape_seconds = Gauge(
-            f"{METRIC_PREFIX}scrape_duration_seconds", "Time that the last scrape took to collect its values.", registry=self.registry
+        self.prepare_seconds, self.driver_read_seconds, self.reconcile_seconds = (
+            seconds.labels(work) for work in ("prepare-claim", "read-driver", "reconcile")
         )
         ProcessCollector(registry=self.registry)
         self._registrations = Counter(

@@ -34,9 +34,15 @@ class Claims:
     sweep: ClaimSweep
     requests: ClaimRequests
     front: DriverFront
+    driver: DraPlugin
+    health: DeviceHealthService
     publisher: NodePublisher
     cache: SliceCache
     watcher: ResourceSliceWatcher
+
+    def open(self) -> None:
+        """Pass kubelet's calls on, now that the ledger is read: with an empty one, a release would find nothing to do."""
+        self.front.open(self.driver, self.health)
 
 
 def build_claims(setup: Setup, driver: Driver, grants: Grants, front: DriverFront | None) -> Claims | None:
@@ -57,7 +63,7 @@ def build_claims(setup: Setup, driver: Driver, grants: Grants, front: DriverFron
     )
     sweep = ClaimSweep(manager, state.manager, grants.liveness, requests, node_name)
     offer = _offer(settings)
-    front.open(DraPlugin(manager), DeviceHealthService(node_name, offer, driver.watch, setup.clock))
+    health = DeviceHealthService(node_name, offer, driver.watch, setup.clock)
     cache = SliceCache()
 
     def withheld() -> str:
@@ -67,7 +73,7 @@ def build_claims(setup: Setup, driver: Driver, grants: Grants, front: DriverFron
     changes = [cache.changes, front.registrar.changes]
     publisher = NodePublisher(node_name, [target], state=state, clock=setup.clock, further=changes)
     watcher = ResourceSliceWatcher(lambda **o: kube_connection(setup.api_server, **o), node_name)
-    return Claims(manager, sweep, requests, front, publisher, cache, watcher)
+    return Claims(manager, sweep, requests, front, DraPlugin(manager), health, publisher, cache, watcher)
 
 
 def _offer(settings: Settings) -> Offer:

@@ -10,6 +10,7 @@ from agent.adapters.node_files import RowFile
 from agent.adapters.nvml.driver import NvmlDriver
 from agent.adapters.nvml.mig import NvmlMig
 from agent.adapters.processes import ProcProcesses
+from agent.core.backends import MigStrategy
 from agent.core.health_record import CORDON_ROWS
 from agent.services.driver_watch import DriverWatch
 from agent.services.driver_watchdog import DriverWatchdog
@@ -52,7 +53,7 @@ def build_driver(setup: Setup, cluster: Cluster, storage: Storage) -> Driver:
         manager=storage.manager,
         labels=lambda: pods.node.labels if pods.node is not None else None,
         boot_id=setup.boot_id,
-        offering=settings.mig_dynamic,
+        offering=settings.mig_strategy is MigStrategy.DYNAMIC,
     )
     driver = MigAwareDriver(nvml, mig)
     watch = DriverWatch(driver, settings.driver_poll_seconds, settings.health_rules, clock.monotonic)

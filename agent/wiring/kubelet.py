@@ -2,7 +2,6 @@
 """Kubelet's records: which container holds which device IDs."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from agent.adapters.kubelet_checkpoint import KubeletCheckpointFile
 from agent.adapters.pod_resources import KubeletPodResources
@@ -21,6 +20,6 @@ class Kubelet:
 
 def build_kubelet(setup: Setup) -> Kubelet:
     """Build the group."""
-    pod_resources = KubeletPodResources(Path(setup.settings.pod_resources_socket))
-    checkpoint = KubeletCheckpointFile(Path(setup.settings.kubelet_device_plugin_dir))
+    pod_resources = KubeletPodResources(setup.settings.pod_resources_socket)
+    checkpoint = KubeletCheckpointFile(setup.settings.device_plugin_dir)
     return Kubelet(pod_resources, checkpoint, Admissions(pod_resources, checkpoint, setup.clock.monotonic))

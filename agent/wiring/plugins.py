@@ -4,7 +4,6 @@
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from agent.adapters.kubelet_grpc import KubeletDirectory
 from agent.core.ledger import claims_trouble
@@ -37,7 +36,7 @@ def build_plugins(setup: Setup, driver: Driver, kubelet: Kubelet, grants: Grants
     )
 
     services = PluginServices(kubelet.admissions, grants.allocator, grants.injection, pending)
-    directory = KubeletDirectory(Path(settings.kubelet_device_plugin_dir), kubelet.admissions)
+    directory = KubeletDirectory(settings.device_plugin_dir, kubelet.admissions)
     registrar = Registrar(
         PluginDirectory(directory, f"{os.getpid():x}-{time.time_ns() // 1_000_000:x}"),
         offering,

@@ -49,8 +49,8 @@ class Setup:
     def host_directories(self) -> Sequence[Path]:
         """The directories that the agent shares with other programs of the host, or keeps there from one start to the next."""
         settings = self.settings
-        sockets = [settings.kubelet_device_plugin_dir, str(Path(settings.pod_resources_socket).parent)]
-        return [Path(path) for path in (*sockets, settings.cdi_dir, settings.cdi_static_dir, settings.state_dir, settings.runtime_dir)]
+        own = (settings.cdi_dir, settings.cdi_static_dir, settings.state_dir, settings.runtime_dir)
+        return [settings.device_plugin_dir, settings.pod_resources_socket.parent, *map(Path, own)]
 
 
 def build_setup(settings: Settings, environ: Mapping[str, str], telemetry: Telemetry) -> Setup:

@@ -24,34 +24,30 @@ _WHOLE_RESOURCES = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 
 def check(host: Host, options: DoctorOptions) -> Iterator[Finding]:
     """Check kubelet and plugins."""
-    plugins = f"{options.kubelet_dir}/device-plugins"
+    plugins = contract.KUBELET_DEVICE_PLUGIN_DIR
     if not host.exists(plugins):
-        yield _no_directory(host, options)
+        yield error("kubelet.device-plugins", f"{plugins} does not exist", "run doctor on a node, or name its root with --root")
         return
     yield _socket(host, "kubelet.device-plugins", f"{plugins}/{_KUBELET_SOCKET}", "start the kubelet")
-    yield _socket(
-        host,
-        "kubelet.pod-resources",
-        f"{options.kubelet_dir}/pod-resources/{_KUBELET_SOCKET}",
-        "the kubelet serves it since 1.15 unless the feature gate KubeletPodResources is off: turn it on",
-    )
+    yield _pod_resources(host, options)
     yield from _plugins(host, plugins)
     yield from _leftovers(host)
 
 
-def _no_directory(host: Host, options: DoctorOptions) -> Finding:
-    other = next((root for root in _OTHER_ROOTS if host.exists(f"{root}/device-plugins")), None)
-    if other is None:
+def _pod_resources(host: Host, options: DoctorOptions) -> Finding:
+    directory = f"{options.kubelet_dir}/{contract.POD_RESOURCES}"
+    other = next((root for root in _OTHER_ROOTS if host.exists(f"{root}/{contract.POD_RESOURCES}")), None)
+    if other is not None and not host.exists(directory):
         return error(
-            "kubelet.device-plugins",
-            f"{options.kubelet_dir}/device-plugins does not exist",
-            "run doctor on a node, or name its root with --root",
+            "kubelet.pod-resources",
+            f"the kubelet's directory on this node is {other}",
+            f"set the agent's kubeletDir to {other}, with its mounts, and run doctor with --kubelet-dir {other}",
         )
-    return error(
-        "kubelet.device-plugins",
-        f"the kubelet's directory on this node is {other}",
-        f"set kubeletDevicePluginDir to {other}/device-plugins and podResourcesSocket to {other}/pod-resources/{_KUBELET_SOCKET}, "
-        f"and run doctor with --kubelet-dir {other}",
+    return _socket(
+        host,
+        "kubelet.pod-resources",
+        f"{directory}/{_KUBELET_SOCKET}",
+        "the kubelet serves it since 1.15 unless the feature gate KubeletPodResources is off: turn it on",
     )
 
 

@@ -10,7 +10,7 @@ from aliquot import contract
 class DoctorOptions:
     """Paths are those of the node, unless the docstring says otherwise."""
 
-    kubelet_dir: str = "/var/lib/kubelet"
+    kubelet_dir: str = contract.KUBELET_DIR
     cdi_dirs: tuple[str, ...] = (contract.CDI_STATIC_DIR, contract.CDI_DYNAMIC_DIR)
     state_dir: str = contract.STATE_DIR
     runtime_dir: str = contract.RUNTIME_DIR

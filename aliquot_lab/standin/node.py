@@ -314,8 +314,7 @@ class Node:
         layout = self.layout
         flags = {
             "node-name": self.options.name,
-            "kubelet-device-plugin-dir": layout.plugin_dir,
-            "pod-resources-socket": layout.pod_resources_socket,
+            "kubelet-dir": layout.base,
             "cdi-dir": layout.cdi_dynamic,
             "cdi-static-dir": layout.cdi_static,
             "state-dir": layout.state,

@@ -161,10 +161,17 @@ CLUSTER = Dashboard(
                     "ops",
                 ),
                 Panel(
-                    "Fragmentation", (("max(aliquot_scheduler_fragmentation_ratio)", "mean part of a GPU that fits no usual shape"),), RATIO
+                    "Fragmentation",
+                    (
+                        (
+                            "max(sum by (pod) (aliquot_scheduler_model_fragmented_gpus) / sum by (pod) (aliquot_scheduler_model_gpus))",
+                            "mean part of a GPU that fits no usual shape",
+                        ),
+                    ),
+                    RATIO,
                 ),
                 Panel("Reservations", (("sum by (stage) (aliquot_scheduler_reservations)", "{{stage}}"),)),
-                Panel("Age of the scheduler's state", (("max by (pod) (aliquot_scheduler_state_age_seconds)", "{{pod}}"),), SECONDS),
+                Panel("Age of the scheduler's state", (("max by (pod) (aliquot_scheduler_watch_lag_seconds)", "{{pod}}"),), SECONDS),
             ),
         ),
     ),
@@ -173,6 +180,14 @@ CLUSTER = Dashboard(
 _ON_NODE = '{node=~"$node"}'
 _OF_AGENT = '{job="aliquot-agent", node=~"$node"}'
 """For metrics that every program has: the kubelet's series have a node label too."""
+
+
+def _seconds_of(operation: str) -> tuple[str, str]:
+    """Return the query for the 99th percentile of an operation's time on the selected nodes, and the name of its line."""
+    series = f'aliquot_operation_duration_seconds_bucket{{node=~"$node", operation="{operation}"}}'
+    return f"histogram_quantile(0.99, sum by (le) (rate({series}[{RATE}])))", operation
+
+
 NODE = Dashboard(
     uid="aliquot-node",
     title="Aliquot / Node",
@@ -246,40 +261,9 @@ NODE = Dashboard(
         Row(
             "Agent",
             (
-                Panel(
-                    "Time to start a container, 99th percentile",
-                    (
-                        (
-                            f"histogram_quantile(0.99, sum by (le) (rate(aliquot_prestart_duration_seconds_bucket{_ON_NODE}[{RATE}])))",
-                            "PreStartContainer",
-                        ),
-                        (
-                            f"histogram_quantile(0.99, sum by (le) (rate(aliquot_allocate_duration_seconds_bucket{_ON_NODE}[{RATE}])))",
-                            "Allocate",
-                        ),
-                    ),
-                    SECONDS,
-                ),
-                Panel(
-                    "Time to read the driver, 99th percentile",
-                    (
-                        (
-                            f"histogram_quantile(0.99, sum by (le) (rate(aliquot_driver_read_duration_seconds_bucket{_ON_NODE}[{RATE}])))",
-                            "read",
-                        ),
-                    ),
-                    SECONDS,
-                ),
-                Panel(
-                    "Time to reconcile, 99th percentile",
-                    (
-                        (
-                            f"histogram_quantile(0.99, sum by (le) (rate(aliquot_reconcile_duration_seconds_bucket{_ON_NODE}[{RATE}])))",
-                            "pass",
-                        ),
-                    ),
-                    SECONDS,
-                ),
+                Panel("Time to start a container, 99th percentile", (_seconds_of("PreStartContainer"), _seconds_of("Allocate")), SECONDS),
+                Panel("Time to read the driver, 99th percentile", (_seconds_of("read-driver"),), SECONDS),
+                Panel("Time to reconcile, 99th percentile", (_seconds_of("reconcile"),), SECONDS),
                 Panel("NVML errors", ((events(f"aliquot_nvml_errors_total{_ON_NODE}", "call, code"), "{{call}} {{code}}"),)),
                 Panel("Resident memory of the agent", ((f"process_resident_memory_bytes{_OF_AGENT}", "{{pod}}"),), BYTES),
                 Panel("CPU of the agent", ((f"rate(process_cpu_seconds_total{_OF_AGENT}[{RATE}])", "{{pod}}"),), RATIO),

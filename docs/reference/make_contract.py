@@ -116,8 +116,8 @@ def page() -> str:
             "Metrics",
             "Names and help texts as `/metrics` has them; counters end in `_total` there. The series of a container, "
             "`aliquot_container_*`, are there from its grant until it has ended for good, such as an init container that completed, and "
-            "stay while it restarts. What it was granted counts in `aliquot_device_*` and `aliquot_grants` until its pod ends or kubelet "
-            "gives its IDs to another container of it.",
+            "stay while it restarts. What it was granted counts in `aliquot_device_*` until its pod ends or kubelet gives its IDs to "
+            "another container of it.",
             sorted(_metrics()),
         ),
     ]
@@ -214,7 +214,7 @@ def _documented(kind: type[_E]) -> Iterator[tuple[_E, str]]:
 def _metrics() -> Iterator[tuple[str, str]]:
     """Yield every metric of agent and scheduler with its help text: what the registries have, and what is made at scrape time."""
     scheduler = SchedulerTelemetry()
-    scheduler.watch_state(ClusterState(), lambda: 0.0, lambda: True)
+    scheduler.watch_state(ClusterState(), lambda: True)
     scheduler.watch_certificate(lambda: 0.0)
     queues = dict.fromkeys(QUEUES, lambda: 0)
     scheduler.registry.register(ClusterCollector(ClusterState(), Decisions(), queues, dict))

@@ -59,7 +59,9 @@ class ClaimHolds:
     def set_slice(self, one: Mapping[str, Any]) -> None:
         """Store a new or changed ResourceSlice."""
         self._pools.set_slice(one)
-        self._hold_again()
+        pool = one["spec"]["driver"], one["spec"]["pool"]["name"]
+        for claim in [claim for claim in self._unheld.values() if any(part.device[:2] == pool for part in claim.parts or ())]:
+            self._hold(claim)
 
     def drop_slice(self, one: Mapping[str, Any]) -> None:
         """Forget a ResourceSlice. The use of its devices still counts: running pods have them."""
@@ -68,7 +70,8 @@ class ClaimHolds:
     def replace_slices(self, slices: Iterable[Mapping[str, Any]]) -> None:
         """Store a full list."""
         self._pools.replace_slices(slices)
-        self._hold_again()
+        for claim in list(self._unheld.values()):
+            self._hold(claim)
 
     def use(self, node: str, device: DeviceKey, amounts: Amounts | None, *, states_cores: bool) -> tuple[str, Use] | None:
         """Return a device's UUID and what amounts of it are, as the state counts them; None for a device of unknown UUID.
@@ -82,15 +85,12 @@ class ClaimHolds:
         memory_mib = self._memory_mib(node, uuid) if memory is None else int(memory) // units.MIB
         return uuid, Use(memory_mib, int(cores or 0) if states_cores else 0, 1, int(not states_cores))
 
-    def _hold_again(self) -> None:
-        for claim in list(self._unheld.values()):
-            self._hold(claim)
-
     def _hold(self, claim: StoredClaim) -> None:
         """Count a claim's devices on the node that has them."""
         self._unheld.pop(claim.key, None)
         nodes = sorted({node_of(part.device[:2]) for part in claim.parts or ()} - {""})
         if not nodes:
+            self._release(claim)
             return
         uses: dict[str, Use] = {}
         for part in claim.parts or ():
@@ -98,8 +98,7 @@ class ClaimHolds:
             if found is None:
                 self._unheld[claim.key] = claim
             else:
-                uuid, use = found
-                uses[uuid] = Use(*map(sum, zip(uses.get(uuid, Use()), use, strict=True)))
+                add_use(uses, *found)
         self._state.reserve(Reservation(claim_uid(claim.uid), nodes[0], uses, HostDemand(), Stage.BINDING))
 
     def _release(self, claim: StoredClaim) -> None:
@@ -116,6 +115,11 @@ class ClaimHolds:
         known, pod = self._state.reservations.get(pod_uid), self._state.pods.get(pod_uid)
         if known is not None and known.footprint and pod is not None and pod.gpu is None:
             self._state.reserve(replace(known, footprint={}))
+
+
+def add_use(uses: dict[str, Use], uuid: str, use: Use) -> None:
+    """Add what a request has of a device to what others have."""
+    uses[uuid] = Use(*map(sum, zip(uses.get(uuid, Use()), use, strict=True)))
 
 
 def _states_cores(spec: Mapping[str, Any], request: str) -> bool:

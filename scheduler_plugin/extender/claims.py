@@ -20,7 +20,7 @@ from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.errors import ContractError
 from aliquot.contract.model import ContainerRequest, ContainerSpec, Pod, Policy, Preferences
-from scheduler_plugin.core.claims.first_fit import Claim, Request, SearchTooLongError, Taken
+from scheduler_plugin.core.claims.first_fit import MOST_STEPS, Claim, Effort, Request, SearchTooLongError, Taken
 from scheduler_plugin.core.claims.pools import Guess, Pools
 from scheduler_plugin.core.claims.stored import StoredClaim
 from scheduler_plugin.core.cluster.columns import Rows
@@ -31,11 +31,15 @@ from scheduler_plugin.core.fit.columnar import RatingQuery, evaluate
 from scheduler_plugin.core.fit.shapes import Shapes, Verdict, blank, grown
 from scheduler_plugin.core.score.cost import HostDemand
 from scheduler_plugin.extender.cache import keep
-from scheduler_plugin.extender.claim_holds import CORES, MEMORY, ClaimHolds
+from scheduler_plugin.extender.claim_holds import CORES, MEMORY, ClaimHolds, add_use
 from scheduler_plugin.ports import Clock
 
 MOST_KEPT: Final = 128
 """Verdicts kept, by the shape of a pod's claims."""
+MOST_PREDICTED: Final = 250_000
+"""Nodes in all kept predictions, which take 1 KB each."""
+STEPS_PER_NODE: Final = 20
+"""How many devices a search may try on a node, on average of the nodes of a call, beside MOST_STEPS for the call: filter must answer."""
 
 Taking: TypeAlias = tuple[tuple[Taken, ...], ...]
 """The devices of each request."""
@@ -61,6 +65,12 @@ class ClaimQuery:
         return any(contract.DRA_DRIVER in expression for request in self.requests for expression in request.selectors)
 
     @property
+    def is_ours_alone(self) -> bool:
+        """Whether each alternative of each request is for GPUs of Aliquot."""
+        alternatives = (one for claim in self.claims for alternatives in claim.requests for one in alternatives)
+        return all(any(contract.DRA_DRIVER in expression for expression in one.selectors) for one in alternatives)
+
+    @property
     def asks(self) -> tuple[RatingQuery, ...]:
         """The same as containers that ask for shares."""
         return tuple(RatingQuery(_as_container(one), Preferences(), self.policy, self.demand) for one in self.requests)
@@ -71,12 +81,23 @@ class _Predicted:
     """What was predicted for a node."""
 
     stamp: tuple[object, ...]
-    """What it depends on: see ``Pools.stamp``, with the identity of the inventory."""
+    """What it depends on: see ``Pools.stamp``, with the inventory."""
     reason: NodeReason
     taking: Taking = ()
     """Empty if the devices are unknown."""
     columns: Sequence[Sequence[int]] | None = None
     """Those of the devices; None if the node cannot be rated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A pod that fitted nowhere at its last call."""
+
+    pod: PodFacts
+    rows: Rows
+    """The nodes of the call. kube-scheduler refused the others itself, and it knows when to try them again."""
+    at: float
+    """On the monotonic clock."""
 
 
 @dataclass(slots=True)
@@ -85,6 +106,8 @@ class _Predictions:
 
     class_version: int
     by_row: dict[int, _Predicted] = field(default_factory=dict)
+    effort: Effort = field(default_factory=Effort)
+    """What is left for the present call."""
 
 
 class ClaimVerdicts:
@@ -96,10 +119,10 @@ class ClaimVerdicts:
         self.holds = ClaimHolds(state, self.pools)
         self.pools.on_node = self._touch
         self.pools.is_expected = lambda uid: uid in state.reservations
-        self.is_listed = False
-        """Whether slices, classes and claims were listed."""
-        self.refused: dict[str, PodFacts] = {}
-        """The pods that fitted nowhere at their last call, by UID."""
+        self.is_current = False
+        """Whether slices, classes and claims are known and followed."""
+        self.refused: dict[str, Refusal] = {}
+        """By the pod's UID."""
         self._state = state
         self._shapes = shapes
         self._policy = policy
@@ -125,8 +148,8 @@ class ClaimVerdicts:
         """Return the claims of a pod that are not allocated; a sentence without any, or if they are unknown."""
         if not pod.claims:
             return "it asks for no GPU of Aliquot, so kube-scheduler alone decides"
-        if not self.is_listed:
-            return "it has ResourceClaims, which the scheduler does not read: kube-scheduler alone decides"
+        if not self.is_current:
+            return "it has ResourceClaims, which the scheduler does not read now: kube-scheduler alone decides"
         known = [claim for name in pod.claims if (claim := self.pools.claims.get((pod.namespace, name))) is not None]
         if len(known) < len(pod.claims):
             return "it waits for a ResourceClaim that does not exist yet"
@@ -146,12 +169,12 @@ class ClaimVerdicts:
             self._state.columns.derive()
             return self._up_to_date(pod.uid, query)
 
-    def note_outcome(self, pod: PodFacts, *, fits: bool) -> None:
-        """Remember the pods that fit nowhere."""
+    def note_outcome(self, pod: PodFacts, rows: Rows, *, fits: bool) -> None:
+        """Remember the pods that fit nowhere. Args: rows: of the nodes of the call."""
         if fits:
             self.refused.pop(pod.uid, None)
         else:
-            self.refused[pod.uid] = pod
+            self.refused[pod.uid] = Refusal(pod, rows, self._clock.monotonic())
 
     def assume(self, pod: PodFacts, row: int) -> None:
         """Expect a pod on a node that was judged for it, until its claims are allocated or some seconds are over."""
@@ -163,7 +186,7 @@ class ClaimVerdicts:
             for taken in group:
                 found = self.holds.use(node, taken.device, taken.consumed or None, states_cores=CORES in request.amounts)
                 if found is not None:
-                    uses[found[0]] = found[1]
+                    add_use(uses, *found)
         expires_at = self._clock.monotonic() + self._soft_seconds
         self._state.reserve(Reservation(pod.uid, node, uses, query.demand, Stage.SOFT, expires_at, expires_at))
         self.pools.guess(pod.uid, Guess(node, tuple(taken for group in taking for taken in group)))
@@ -195,7 +218,9 @@ class ClaimVerdicts:
         if len(verdict.reason) < columns.rows:
             verdict = grown(verdict, columns.rows)
         keep(self._verdicts, key, (predictions, verdict), MOST_KEPT)
-        for chunk in columns.chunks(np.flatnonzero(columns.changed[: columns.rows] > verdict.computed_at)):
+        changed = np.flatnonzero(columns.changed[: columns.rows] > verdict.computed_at)
+        predictions.effort = Effort(MOST_STEPS + STEPS_PER_NODE * len(changed))
+        for chunk in columns.chunks(changed):
             self._judge(uid, query, chunk, predictions, verdict)
         verdict.computed_at = columns.change_count
         return verdict
@@ -205,7 +230,7 @@ class ClaimVerdicts:
         kept = self._predictions.get(query.shapes)
         if kept is None or kept.class_version != self.pools.class_version:
             kept = _Predictions(self.pools.class_version)
-        keep(self._predictions, query.shapes, kept, MOST_KEPT)
+        keep(self._predictions, query.shapes, kept, min(MOST_KEPT, MOST_PREDICTED // max(1, self._state.columns.rows) + 1))
         return kept
 
     def _judge(self, uid: str, query: ClaimQuery, rows: Rows, predictions: _Predictions, verdict: Verdict) -> None:
@@ -215,27 +240,28 @@ class ClaimVerdicts:
             if not (node := self._state.names[row]):
                 predictions.by_row.pop(row, None)
                 continue
-            stamp = (*self.pools.stamp(node, uid), id(self._state.gpu_node(node)))
+            stamp = (*self.pools.stamp(node, uid), self._state.gpu_node(node))
             found = predictions.by_row.get(row)
             if found is None or found.stamp != stamp:
-                found = predictions.by_row[row] = self._predict(uid, query, row, stamp)
+                found = predictions.by_row[row] = self._predict(uid, query, row, stamp, predictions.effort)
             verdict.reason[row] = found.reason.value
             if found.columns is not None:
                 rated[row] = found.columns
         if rated:
             self._rate(query, rated, verdict)
 
-    def _predict(self, uid: str, query: ClaimQuery, row: int, stamp: tuple[object, ...]) -> _Predicted:
+    def _predict(self, uid: str, query: ClaimQuery, row: int, stamp: tuple[object, ...], effort: Effort) -> _Predicted:
         """Predict whether claims fit on a node, and the devices that they get."""
         node = self._state.names[row]
+        is_complete = query.is_ours_alone or not self.pools.has_common  # common devices of other drivers are not searched
         if not self.pools.offers(node):
-            return _Predicted(stamp, NodeReason.NOT_CLAIMABLE)
+            return _Predicted(stamp, NodeReason.NOT_CLAIMABLE if is_complete else NodeReason.FITS)
         try:
-            found = self.pools.predict(node, query.claims, uid)
+            found = self.pools.predict(node, query.claims, uid, effort=effort)
             if found is not None:
                 taking = tuple(group for claim, taken in zip(query.claims, found, strict=True) for group in _groups(claim, taken))
                 return _Predicted(stamp, NodeReason.FITS, taking, self._columns(query, taking, row))
-            if self.pools.predict(node, query.claims, uid, guesses=False) is None:
+            if is_complete and self.pools.predict(node, query.claims, uid, guesses=False, effort=effort) is None:
                 return _Predicted(stamp, self._lacking(query, row))
         except (ContractError, SearchTooLongError):
             pass  # kube-scheduler's own search decides

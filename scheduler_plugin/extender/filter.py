@@ -107,7 +107,7 @@ def _filter_by_claims(context: ExtenderContext, query: PodQuery, nodes: NodeList
     reasons = reasons_for(verdict, nodes.rows, all_known=not nodes.unknown_nodes)
     fits = (reasons == _FITS) | (nodes.rows == UNKNOWN_ROW)
     names_of, fitting, failed = context.calls.nodes.names_of, np.flatnonzero(fits), np.flatnonzero(~fits)
-    context.claims.note_outcome(query.pod, fits=bool(len(fitting)))
+    context.claims.note_outcome(query.pod, nodes.rows, fits=bool(len(fitting)))
     if len(fitting) == 1 and (row := int(nodes.rows[fitting[0]])) != UNKNOWN_ROW:
         context.claims.assume(query.pod, row)  # kube-scheduler skips prioritize
     sentences = [_SENTENCES[reason] for reason in reasons[failed].tolist()]

@@ -16,7 +16,7 @@ start once these pods have ended. This verb frees one node; our own evictions ca
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -101,19 +101,10 @@ class _Search:
     """By node, the UIDs that kube-scheduler chose."""
     tried: int = 0
     """How many nodes were tried."""
-    added: int = 0
-    """How many victims were added to those of kube-scheduler."""
 
 
-def _ignore(helpful: int, dropped: int, added: int) -> None:
-    del helpful, dropped, added
-
-
-async def choose_victims(context: ExtenderContext, body: bytes, on_reply: Callable[[int, int, int], None] = _ignore) -> bytes:
-    """Reply to one preempt call; other calls are served between two nodes. Raises WireError.
-
-    Args: on_reply: called after each search, with the numbers of nodes that help, of nodes dropped and of victims added.
-    """
+async def choose_victims(context: ExtenderContext, body: bytes) -> bytes:
+    """Reply to one preempt call; other calls are served between two nodes. Raises WireError."""
     begun = context.clock.monotonic()
     args = wire.decode(body, wire.PreemptionArgs)
     pod = context.calls.pods.read(args.pod).pod
@@ -142,7 +133,6 @@ async def choose_victims(context: ExtenderContext, body: bytes, on_reply: Callab
         context.gangs.unhelped.pop(pod.uid, None)
     else:
         _put_off(context, pod, {node: _known(context, victims) for node, victims in chosen.items()}, now)
-    on_reply(len(reply), search.tried - len(reply), search.added)
     return wire.preempt_result(reply)
 
 
@@ -177,7 +167,6 @@ async def _search_nodes(context: ExtenderContext, search: _Search, proposed: Map
         search.tried += 1
         ended = _ended_on(context, search, node)
         if ended is not None:
-            search.added += len(ended - search.chosen[node])
             reply[node] = _reply_on(context, victims, ended)
     if gang is not None:
         context.gangs.note_search(pod, gang, search.begun, helps=bool(reply), goes_on=search.tried < len(worth_trying))

@@ -60,11 +60,6 @@ class WorkloadSeats:
         """How many seats wait for a pod or its binding."""
         return sum(len(hold.seats) for hold in self._holds.values())
 
-    @property
-    def workloads(self) -> int:
-        """How many workloads have such seats."""
-        return sum(bool(hold.seats) for hold in self._holds.values())
-
     def get(self, key: WorkloadKey) -> Hold | None:
         """Return the hold of a workload."""
         return self._holds.get(key)

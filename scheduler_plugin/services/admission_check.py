@@ -75,8 +75,9 @@ class _Known:
     sign: _Sign | None = None
     """At the latest plan without room."""
     reason: str = ""
+    """Why the latest plan, if it was asked for the reason, found no seats."""
     reason_at: float = float("-inf")
-    """When the reason was last written."""
+    """When the API last took a reason."""
     is_reason_old: bool = False
     """Whether plans failed since, and the reason may be another one now."""
     is_served: bool = False
@@ -266,7 +267,9 @@ class AdmissionCheckController:
             self._stay(workload, self._note(workload), "it waits until the pods of its old size have come to their seats")
             return
         if step in (Step.IGNORE, Step.LEAVE) or is_of_other:
-            self._forget(workload, hold)
+            if not is_of_other:  # another size of an elastic job decides on its own seats
+                self._context.workload_seats.drop(workload.hold_key)
+            self._known.pop(workload.key, None)
             return
         known = self._note(workload)
         if known.version == workload.version and self._now() - known.written_at < FRESH_SECONDS:
@@ -299,17 +302,6 @@ class AdmissionCheckController:
         replaced = self._objects.workloads.by_key.get((workload.namespace, workload.replaces))
         return hold is not None and replaced is not None and replaced.uid == hold.workload_uid
 
-    def _forget(self, workload: Workload, hold: Hold | None) -> None:
-        """Release the seats under a workload's name, except those of a larger size of its elastic job."""
-        if hold is not None and (hold.workload_uid == workload.uid or not self._is_of_later_slice(hold, workload)):
-            self._context.workload_seats.drop(workload.hold_key)
-        self._known.pop(workload.key, None)
-
-    def _is_of_later_slice(self, hold: Hold, workload: Workload) -> bool:
-        """Whether seats under a workload's name are those of a larger size of its elastic job."""
-        found = (other for other in self._objects.workloads.by_key.values() if other.uid == hold.workload_uid)
-        return any(other.hold_key == workload.hold_key and other.replaces and other.name != workload.replaces for other in found)
-
     def _plan(self, workload: Workload, known: _Known) -> None:
         """Hold seats and answer Ready, or stay Pending with the reason."""
         now, hold = self._now(), self._context.workload_seats.get(workload.hold_key)
@@ -320,8 +312,11 @@ class AdmissionCheckController:
             # The answer was refused, or it was for a reservation whose end the watch did not show by itself: its pods may have come.
             self._context.workload_seats.drop(workload.hold_key)
             known = self._known[workload.key] = _Known(workload.uid, known.since if hold is not None and not known.is_served else now)
-        if now < known.not_before or not self._may_fit(known):
+        if now < known.not_before:
             self._give_up(workload, known)
+            return
+        if not self._may_fit(known):
+            self._stay(workload, known, "")
             return
         found = self._seats_for(workload, known)
         if isinstance(found, Refused):
@@ -358,10 +353,14 @@ class AdmissionCheckController:
         return found
 
     def _stay(self, workload: Workload, known: _Known, reason: str) -> None:
-        """Keep a workload Pending, and write the reason if it is another one than before. Args: reason: empty if it was not looked for."""
-        if reason and reason != known.reason and self._is_reason_due(known):
-            known.reason, known.reason_at = reason, self._now()
-            self._answer(workload, State.PENDING, reason)
+        """Keep a workload Pending, and write the reason if the workload does not show it: Kueue may have written in between.
+
+        Args: reason: empty for the reason of an earlier plan.
+        """
+        known.reason = reason or known.reason
+        is_shown = all(workload.checks[name].message == known.reason for name in self._names & workload.checks.keys())
+        if known.reason and not is_shown and self._is_reason_due(known):
+            self._answer(workload, State.PENDING, known.reason)
         else:
             self._give_up(workload, known)
 
@@ -510,6 +509,8 @@ class AdmissionCheckController:
             logger.warning("an answer to Kueue has no outcome yet: %s", exc, extra=_extra(workload))
             return
         self._telemetry.check_answers.labels(answer.state).inc()
+        if answer.message == known.reason:
+            known.reason_at = self._now()
         if answer.state is State.READY:
             self._telemetry.check_seconds.observe(self._now() - known.since)
         logger.info("answered %s: %s", answer.state, answer.message, extra=_extra(workload))

@@ -15,7 +15,8 @@ import msgspec
 from aliquot.kube.errors import KubeApiError
 from scheduler_plugin.core.claims.stored import StoredClaim
 from scheduler_plugin.core.cluster.reasons import NodeReason
-from scheduler_plugin.extender.claims import ClaimVerdicts
+from scheduler_plugin.core.fit.judge import reasons_for
+from scheduler_plugin.extender.claims import ClaimVerdicts, Refusal
 from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.ports import Annotator
 from scheduler_plugin.services.retry_mark import RetryMark
@@ -23,6 +24,8 @@ from scheduler_plugin.services.retry_mark import RetryMark
 logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 0.25
+SHOWN_SECONDS: Final = 60.0
+"""After this time the watch has shown each pod that kube-scheduler asked about, if it exists."""
 _T = TypeVar("_T")
 _Json = Mapping[str, Any]
 
@@ -41,8 +44,14 @@ class _Receiver(Generic[_T]):
         self._drop = drop
         self._replace = replace
         self._trouble = ""
-        self.is_listed = False
-        self.on_listed: Callable[[], None] = lambda: None
+        self._is_listed = False
+        self.on_state: Callable[[], None] = lambda: None
+        """Called when ``is_current`` may have changed."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its objects are known and followed. Without that a pod must not be refused: kube-scheduler may know better."""
+        return self._is_listed and not self._trouble
 
     def listing(self) -> None:
         """See ``adapters.kube_watch.Listener``."""
@@ -50,11 +59,13 @@ class _Receiver(Generic[_T]):
     def listed(self, items: list[_T]) -> None:
         """See ``adapters.kube_watch.Listener``."""
         self._replace(items)
-        self.is_listed, self._trouble = True, ""
-        self.on_listed()
+        self._is_listed = True
+        self.opened()
 
     def opened(self) -> None:
         """See ``adapters.kube_watch.Listener``."""
+        self._trouble = ""
+        self.on_state()
 
     def changed(self, item: _T) -> None:
         """See ``adapters.kube_watch.Listener``."""
@@ -72,6 +83,7 @@ class _Receiver(Generic[_T]):
         if not self._trouble:
             logger.warning("watching %s", sentence)
         self._trouble = sentence
+        self.on_state()
 
 
 class ClaimWatch:
@@ -84,14 +96,14 @@ class ClaimWatch:
         self.classes: _Receiver[_Json] = _Receiver(pools.set_class, pools.drop_class, pools.replace_classes)
         self.claims: _Receiver[StoredClaim] = _Receiver(holds.set_claim, holds.drop_claim, holds.replace_claims)
         for one in self._receivers:
-            one.on_listed = self._note_listed
+            one.on_state = self._note_state
 
     @property
     def _receivers(self) -> "tuple[_Receiver[Any], ...]":
         return self.slices, self.classes, self.claims
 
-    def _note_listed(self) -> None:
-        self._claims.is_listed = all(one.is_listed for one in self._receivers)
+    def _note_state(self) -> None:
+        self._claims.is_current = all(one.is_current for one in self._receivers)
 
 
 class ClaimRetry:
@@ -114,18 +126,25 @@ class ClaimRetry:
     async def step(self) -> None:
         """Look once."""
         state, claims = self._context.state, self._context.claims
-        if not claims.refused or not self._leads() or state.columns.change_count == self._seen_count:
+        change_count = state.columns.change_count
+        if not claims.refused or not self._leads() or change_count == self._seen_count:
             return
-        for uid, pod in list(claims.refused.items()):
-            known = state.pods.get(uid)
-            if known is None or known.node_name:
-                claims.refused.pop(uid, None)
-                continue
-            verdict = claims.verdict(pod)
-            if verdict is None or (verdict.reason == NodeReason.FITS.value).any():
-                claims.refused.pop(uid, None)
-                await self._retry(pod.namespace, pod.name, uid)
-        self._seen_count = state.columns.change_count
+        self._seen_count = change_count  # a change from now on, during calls to the API too, is seen in the next step
+        for uid, refusal in list(claims.refused.items()):
+            if claims.refused.get(uid) is refusal and self._may_start(refusal):
+                del claims.refused[uid]
+                await self._retry(refusal.pod.namespace, refusal.pod.name, uid)
+            await asyncio.sleep(0)
+
+    def _may_start(self, refusal: Refusal) -> bool:
+        """Whether a pod fits now on a node that kube-scheduler offered. One that no longer waits is forgotten."""
+        claims, known = self._context.claims, self._context.state.pods.get(refusal.pod.uid)
+        is_late = known is None and self._context.clock.monotonic() - refusal.at < SHOWN_SECONDS  # the watch may still show it
+        if not is_late and (known is None or known.node_name):
+            del claims.refused[refusal.pod.uid]
+            return False
+        verdict = claims.verdict(refusal.pod)
+        return verdict is None or bool((reasons_for(verdict, refusal.rows) == NodeReason.FITS.value).any())
 
     async def _retry(self, namespace: str, name: str, uid: str) -> None:
         try:

@@ -21,7 +21,6 @@ _PREFIX = f"{contract.METRIC_PREFIX}scheduler_"
 QUEUES: Final = {
     "open_bindings": "Bindings without an outcome yet.",
     "waiting_gangs": "Gangs that hold room and have not started.",
-    "held_workloads": "Workloads of Kueue with seats for pods that are not bound yet.",
     "held_seats": "Seats for pods of Kueue's workloads that are not bound yet.",
 }
 
@@ -44,13 +43,7 @@ class ClusterCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See ``Collector``."""
-        waiting = len(self._decisions.queue)
-        yield _gauge("waiting_pods", "Pods that fitted on no node in kube-scheduler's last filter call.", waiting)
-        yield _gauge(
-            "decided_pods",
-            "Pods that fitted in the last filter call and are not yet known to be bound.",
-            len(self._decisions.by_uid) - waiting,
-        )
+        yield _gauge("waiting_pods", "Pods that fitted on no node in kube-scheduler's last filter call.", len(self._decisions.queue))
         for name, text in QUEUES.items():
             yield _gauge(name, text, self._queues[name]())
         lag = GaugeMetricFamily(f"{_PREFIX}watch_lag_seconds", "Seconds since a stream of the API server was current.", labels=["source"])

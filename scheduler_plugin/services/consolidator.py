@@ -192,7 +192,7 @@ class Consolidator:
         now = self._context.clock.monotonic()
         self._rests_until = max(self._rests_until, now + REST_FACTOR * (now - begun))
         found = plan if isinstance(plan, Plan) else None
-        self._telemetry.consolidation_plans.labels("none" if found is None else "found").inc()
+        self._telemetry.consolidations.labels("none" if found is None else "found").inc()
         return found
 
     def _still_waiting(self, uid: str) -> PodFacts | None:

@@ -15,7 +15,6 @@ from aliquot import contract
 from scheduler_plugin.core.cluster.decisions import Decision
 from scheduler_plugin.core.cluster.hold_uids import is_of_claim
 from scheduler_plugin.core.cluster.state import ClusterState, Stage
-from scheduler_plugin.core.score.cost import FRAG_PPM
 from scheduler_plugin.errors import NotReadyError, WireError
 
 _PREFIX = f"{contract.METRIC_PREFIX}scheduler_"
@@ -66,19 +65,14 @@ class Telemetry:
             "outcome",
         )
         self.gangs = self._counter("gang_attempts", "Attempts to start a gang, by event: planned, completed or expired.", "event")
-        self.preemptions = self._counter(
-            "preemption_nodes", "Nodes that kube-scheduler proposed for preemption, by answer: helps or does_not_help.", "answer"
-        )
-        self.victims = self._counter("preemption_victims_added", "Pods added to the victims that kube-scheduler chose.")
         self.preempted = self._counter(
             "pods_preempted", "Pods evicted for a more important pod when kube-scheduler found no victims for it."
         )
-        self.consolidation_plans = self._counter(
-            "consolidation_plans", "Searches for moves that free a place for a waiting pod, by result: found or none.", "result"
-        )
         self.consolidation_moves = self._counter("consolidation_moves", "Pods evicted by consolidation.")
         self.consolidations = self._counter(
-            "consolidations", "Runs of moves for a waiting pod, by outcome: completed, given_up, or resumed after a restart.", "outcome"
+            "consolidations",
+            "Searches for moves for a waiting pod (found or none), and runs of moves (completed, given_up, or resumed after a restart).",
+            "outcome",
         )
         self.check_answers = self._counter(
             "admission_check_answers", "Answers to the admission check of Kueue's workloads, by state.", "state"
@@ -119,9 +113,9 @@ class Telemetry:
         """Return all metrics in the text format."""
         return generate_latest(self.registry)
 
-    def watch_state(self, state: ClusterState, age_seconds: Callable[[], float], leads: Callable[[], bool]) -> None:
+    def watch_state(self, state: ClusterState, leads: Callable[[], bool]) -> None:
         """Read these values at each scrape."""
-        self.registry.register(_StateCollector(state, age_seconds, leads))
+        self.registry.register(_StateCollector(state, leads))
 
     def watch_certificate(self, expires_at: Callable[[], float]) -> None:
         """Read at each scrape when the certificate expires; one that cannot be read counts as expired."""
@@ -149,12 +143,6 @@ class Telemetry:
         """Count an attempt to start a gang that was planned, completed or expired."""
         self.gangs.labels(event).inc()
 
-    def count_preemption(self, kept: int, dropped: int, added: int) -> None:
-        """Count one preempt call: nodes where ending pods helps, nodes where it does not, and the pods added to the proposed victims."""
-        self.preemptions.labels("helps").inc(kept)
-        self.preemptions.labels("does_not_help").inc(dropped)
-        self.victims.inc(added)
-
     def count_admission(self, outcome: str) -> None:
         """Count one pod that the webhook reviewed."""
         self.admissions.labels(outcome).inc()
@@ -165,29 +153,19 @@ class Telemetry:
 
 
 class _StateCollector(Collector):
-    def __init__(self, state: ClusterState, age_seconds: Callable[[], float], leads: Callable[[], bool]) -> None:
+    def __init__(self, state: ClusterState, leads: Callable[[], bool]) -> None:
         self._state = state
-        self._age_seconds = age_seconds
         self._leads = leads
 
     def collect(self) -> Iterator[Metric]:
-        state, columns = self._state, self._state.columns
-        columns.derive()
-        yield _gauge("state_age_seconds", "Seconds since the stream that is furthest behind was current.", self._age_seconds())
+        state = self._state
         yield _gauge("leader", "1 while this replica leads, else 0.", float(self._leads()))
-        yield _gauge("nodes", "Nodes with a GPU inventory.", state.node_count)
         yield _gauge("unaccounted_pods", "Bound GPU pods without a valid assignment annotation.", len(state.unaccounted))
         held = GaugeMetricFamily(f"{_PREFIX}reservations", "Reservations of pods that are not bound yet, by stage.", labels=["stage"])
         of_pods = [one.stage for one in state.reservations.values() if not is_of_claim(one.pod_uid)]
         for stage in Stage:
             held.add_metric([stage.name.lower()], of_pods.count(stage))
         yield held
-        live = columns.present[: columns.rows]
-        capacity = max(1, int(columns.capacity_mib[: columns.rows].sum()))
-        used = int(columns.allocated_mib().sum())
-        yield _gauge("memory_allocated_ratio", "Part of all GPU memory that is promised to pods, 0 to 1.", used / capacity)
-        fragmented = float(columns.fragmentation[: columns.rows].sum()) / (FRAG_PPM * max(1, int(live.sum())))
-        yield _gauge("fragmentation_ratio", "Mean part of a GPU that fits no usual pod shape, 0 to 1.", fragmented)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

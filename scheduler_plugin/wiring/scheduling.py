@@ -87,11 +87,10 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     queues = {
         "open_bindings": lambda: binder.open_bindings,
         "waiting_gangs": lambda: context.gangs.waiting,
-        "held_workloads": lambda: context.workload_seats.workloads,
         "held_seats": lambda: context.workload_seats.seats,
     }
     telemetry.registry.register(ClusterCollector(context.state, context.decisions, queues, watch.lag_seconds))
-    telemetry.watch_state(context.state, watch.age_seconds, lambda: leaders.leads_beside_leader)
+    telemetry.watch_state(context.state, lambda: leaders.leads_beside_leader)
     acting = preemptor if settings.gpu_preemption else None
     moving: Consolidator | None = None
     if settings.consolidation is not Consolidation.OFF:

@@ -83,7 +83,7 @@ class ExtenderVerbs:
         return reply
 
     async def _preempt(self, body: bytes, _: Call) -> bytes:
-        return await choose_victims(self._context, body, self._telemetry.count_preemption)
+        return await choose_victims(self._context, body)
 
     async def _bind(self, body: bytes, call: Call) -> bytes:
         self._idle.wake()  # other calls come while the API takes the binding

@@ -101,6 +101,7 @@ class WorkDone:
 
 async def work_done(node: Node) -> WorkDone:
     """Read the agent's metrics."""
-    found = {sample.name: sample.value for family in text_string_to_metric_families(await node.metrics()) for sample in family.samples}
-    names = ("reconcile_duration_seconds_count", "reconcile_duration_seconds_sum", "driver_read_duration_seconds_count")
-    return WorkDone(*(found[contract.METRIC_PREFIX + name] for name in names))
+    samples = [sample for family in text_string_to_metric_families(await node.metrics()) for sample in family.samples]
+    seconds = f"{contract.METRIC_PREFIX}operation_duration_seconds"
+    found = {(sample.name.removeprefix(seconds), sample.labels["operation"]): sample.value for sample in samples if seconds in sample.name}
+    return WorkDone(found["_count", "reconcile"], found["_sum", "reconcile"], found["_count", "read-driver"])

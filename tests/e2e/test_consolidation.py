@@ -97,8 +97,8 @@ def test_small_pods_move_within_budget_until_large_pod_starts(kubectl: Kubectl, 
 
     # The budget allows no disruption: the scheduler finds no plan, and no pod ends.
     kubectl.apply(large_pod())
-    searches = ("aliquot_scheduler_consolidation_plans",)
-    eventually(lambda: counted(consolidating, *searches, result="none") > 0, "a search for moves", seconds=SEARCH_SECONDS)
+    searches = "aliquot_scheduler_consolidations"
+    eventually(lambda: counted(consolidating, searches, outcome="none") > 0, "a search for moves", seconds=SEARCH_SECONDS)
     assert running(kubectl, "small") == before
 
     # The budget allows one at a time: four pods move, and the large pod starts on the GPUs that they left.

@@ -35,7 +35,7 @@ patches:
   - target: {{kind: DaemonSet, name: aliquot-agent}}
     patch: |
       - {{op: replace, path: /spec/template/spec/initContainers/0/env/0, value: {{name: PROFILE, value: %s}}}}
-      - {{op: add, path: /spec/template/spec/containers/0/env/-, value: {{name: ALIQUOT_MIG_DYNAMIC, value: "true"}}}}
+      - {{op: add, path: /spec/template/spec/containers/0/env/-, value: {{name: ALIQUOT_MIG_STRATEGY, value: dynamic}}}}
 """
 EMPTY_GPU = 5
 MEMORY_MIB = {"1g.10gb": 9728, "2g.20gb": 19968, "3g.40gb": 40192, "4g.40gb": 40192}

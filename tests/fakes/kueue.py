@@ -17,7 +17,7 @@ import msgspec
 
 from aliquot import contract
 from aliquot.contract import codec
-from aliquot.kube.errors import KubeApiError, KubeConflictError, KubeNotFoundError
+from aliquot.kube.errors import KubeApiError, KubeConflictError, KubeNotFoundError, KubeRefusedError
 from aliquot.kube.requests import timestamp
 from scheduler_plugin.core.admit.kueue import CONTROLLER_NAME, AdmissionCheck, Flavor, decode_workload
 from scheduler_plugin.core.admit.nodes import NodeDirectory, NodeFacts
@@ -80,7 +80,7 @@ class World:
         self.labels: dict[str, dict[str, str]] = {name: {} for name in self.nodes}
         self.answers: list[CheckAnswer] = []
         """All that the API took."""
-        self.broken = self.loses_replies = False
+        self.broken = self.loses_replies = self.forbids = False
         self.refuses = 0
         """How many further answers the API refuses as conflicts, because Kueue wrote in between."""
         self.ready_without_seats: list[str] = []
@@ -177,6 +177,8 @@ class World:
         await asyncio.sleep(0)
         if self.broken:
             raise KubeApiError("no answer")
+        if self.forbids:
+            raise KubeRefusedError("the account has no right")
         item = self.workloads.get(answer.name)
         if item is None:
             raise KubeNotFoundError("no such workload")
@@ -396,6 +398,13 @@ class World:
 
     def is_admitted(self, name: str) -> bool:
         return self.is_true(self.workloads[name], "Admitted")
+
+    def unexplained(self) -> list[str]:
+        """Names of workloads that have their quota, and wait for the check without a reason in it."""
+        reserved = [name for name, item in self.workloads.items() if self.is_true(item, "QuotaReserved") and not self.is_ending(name)]
+        entries = {name: self.entry(self.workloads[name]) or {} for name in reserved}
+        waiting = {name: one["message"] for name, one in entries.items() if one.get("state") == "Pending"}
+        return [name for name, message in waiting.items() if not message or message.startswith("Reset to Pending")]
 
     def stuck(self) -> list[str]:
         """Names of admitted workloads with a pod that waits."""

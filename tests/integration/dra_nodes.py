@@ -86,8 +86,8 @@ async def dra_node(directory: Path, *flags: str, hardware: SimulatedHardware | N
     kubelet = FakeKubelet(directory)
     kubelet.registry.mkdir()
     driver_directory(directory).mkdir(parents=True)
-    own = (f"--kubelet-dir={directory}", "--allocation=dra", "--feature-gates=DynamicResourceAllocation=true", *flags)
-    async with Node(hardware or SimulatedHardware("h200x8"), NodeOptions(agent_flags=own, start_agent=False)) as node:
+    own = ("--allocation=dra", "--feature-gates=DynamicResourceAllocation=true", *flags)
+    async with Node(hardware or SimulatedHardware("h200x8"), NodeOptions(agent_flags=own, start_agent=False, directory=directory)) as node:
         await node.agent.start()
         await kubelet.register()
         await until(lambda: offered(node) or "--allocation=plugin" in flags)

@@ -36,6 +36,8 @@ class History:
             self.world.check_devices()
         await self.world.settle()
         assert self.world.ready_without_seats == []
+        await self.world.settle(seconds=1.0)  # a changed reason is not written at once
+        assert not (self.world.checked and self.world.unexplained())
 
     async def act(self) -> None:
         """Do one thing that can happen at any time."""

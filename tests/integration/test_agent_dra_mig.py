@@ -27,7 +27,7 @@ result = found
 async def test_instance_exists_from_prepare_to_unprepare_and_none_overlaps_it(tmp_path):
     with tempfile.TemporaryDirectory() as directory:
         hardware = SimulatedHardware(a100_topology(tmp_path, whole=1, partitioned=1))
-        flags = ("--mig-dynamic", "--feature-gates=AllAlpha=true", f"--nvidia-ctk={ctk(tmp_path)}")
+        flags = ("--mig-strategy=dynamic", "--feature-gates=AllAlpha=true", f"--nvidia-ctk={ctk(tmp_path)}")
         async with dra_node(Path(directory), *flags, hardware=hardware) as (node, kubelet):
             names = [device["name"] for device in offered(node)]
             assert names[0] == "gpu-0"

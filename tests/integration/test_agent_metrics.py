@@ -107,9 +107,9 @@ async def test_devices_show_their_sensors_and_the_agent_its_own_work():
             assert values.keys() == uuids, name
             assert name == "memory_utilization_ratio" or all(value > 0 for value in values.values()), name
         assert {labels["type"] for labels, _ in series["aliquot_device_ecc_errors_total"]} == {"corrected", "uncorrected"}
-        for name in ("allocate", "prestart", "preferred_allocation", "driver_read"):
-            assert [value for _, value in series[f"aliquot_{name}_duration_seconds_count"]] > [0.0], name
-        assert [value for _, value in series["aliquot_grants"]] == [1]
+        operations = {labels["operation"]: value for labels, value in series["aliquot_operation_duration_seconds_count"]}
+        for name in ("Allocate", "PreStartContainer", "GetPreferredAllocation", "read-driver"):
+            assert operations[name] > 0, name
         assert [value for _, value in series["process_resident_memory_bytes"]] > [0.0]
         assert not [name for name in series if name.startswith("hami_")]
 

@@ -45,7 +45,7 @@ from tests.integration.mig_nodes import a100_topology, ctk, on_host
 from tests.integration.test_agent_metrics import HAMI, scrape
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("build_dir"), pytest.mark.asyncio(loop_scope="module")]
-DYNAMIC = "--mig-dynamic"
+DYNAMIC = "--mig-strategy=dynamic"
 WHOLE_GPUS = 1
 MIG_GPU = WHOLE_GPUS
 RESOURCES = ("1g.10gb", "1g.10gb.me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")
@@ -297,7 +297,7 @@ class TestCrashes:
             node.create_pod(manifest("a", mig()))
             await running(node, "a")
             await node.agent.kill()
-            node.agent.flags.append("--mig-dynamic=false")
+            node.agent.flags.append("--mig-strategy=mixed")
             await node.agent.start()
             await eventually(lambda: "ledger loaded" in log_of(node), "the agent is back")
             assert len(instances(node)) == 1

@@ -181,7 +181,7 @@ async def test_agent_files_have_tightest_mode_and_documented_place():
 
 
 async def test_so_has_what_it_writes_for_mig_mps_and_burst(tmp_path):
-    flags = ("--mig-dynamic", "--memory-oversubscription=1.5", f"--nvidia-ctk={ctk(tmp_path)}")
+    flags = ("--mig-strategy=dynamic", "--memory-oversubscription=1.5", f"--nvidia-ctk={ctk(tmp_path)}")
     async with make_node(a100_topology(tmp_path, whole=2), *flags, mps_control=mps_program(tmp_path)) as node:
         profile = contract.RESOURCE_MIG_PREFIX + "1g.10gb"
         await eventually(lambda: node.allocatable(profile) and node.allocatable(contract.RESOURCE_VGPU), "both kinds are offered")

@@ -307,7 +307,7 @@ async def test_large_pod_starts_after_all_moves() -> None:
     assert world.big_runs()
     assert len(world.evicted) == PODS_PER_NODE
     world.note_outcomes()
-    assert world.outcomes == {"completed": 1}
+    assert world.outcomes == {"found": 1, "completed": 1}
 
 
 async def test_killed_between_any_two_steps_large_pod_still_starts() -> None:
@@ -384,7 +384,7 @@ async def test_no_pod_ends_after_a_seat_was_lost() -> None:
     assert not world.evicted
     assert not world.state.reservations
     world.note_outcomes()
-    assert world.outcomes == {"given_up": 1}
+    assert world.outcomes == {"found": 1, "given_up": 1}
 
 
 async def test_pods_that_are_not_replaced_do_not_stop_the_run() -> None:

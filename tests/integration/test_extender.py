@@ -843,7 +843,7 @@ async def test_metrics_report_attempts_reasons_and_state(api):
         assert 'aliquot_scheduler_attempts_total{result="fits_nowhere"} 1.0' in text
         assert 'aliquot_scheduler_attempts_total{result="invalid"} 2.0' in text
         assert 'aliquot_scheduler_node_rejections_total{reason="memory"} 1.0' in text
-        assert "aliquot_scheduler_memory_allocated_ratio 0.5" in text
+        assert 'aliquot_scheduler_model_gpus{model="nvidia h200"} 4.0' in text
         assert 'aliquot_scheduler_verb_duration_seconds_count{verb="bind"} 1.0' in text
 
 

@@ -98,7 +98,7 @@ aliquot_nvml_errors_total{{node="n",call="nvmlInit",code="9"}} {count}
 aliquot_nvml_call_overdue_seconds{{node="n",call="nvmlInitWithFlags",device_uuid=""}} 61
 aliquot_mps_supervisor_up{{node="n"}} 0
 aliquot_scheduler_leader 0
-aliquot_scheduler_state_age_seconds 100
+aliquot_scheduler_watch_lag_seconds{{source="pods"}} 100
 aliquot_scheduler_verbs_total{{verb="bind",outcome="error"}} {count}
 aliquot_scheduler_certificate_expiry_timestamp_seconds {soon}
 kube_daemonset_status_number_unavailable{{namespace="aliquot-system",daemonset="aliquot-agent"}} 1

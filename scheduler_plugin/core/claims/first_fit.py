@@ -15,14 +15,15 @@ from enum import Enum
 from fractions import Fraction
 from typing import Final
 
+from aliquot.contract.errors import ContractError
 from scheduler_plugin.errors import SchedulerError
 
 MOST_DEVICES: Final = 32
 """Devices of one claim."""
 
-MOST_STEPS: Final = 50_000
-"""Devices that one search tries. The number of combinations grows without a bound, for instance where many equal requests just do not fit;
-kube-scheduler gives up after 10 s on a node."""
+MOST_STEPS: Final = 10_000
+"""Devices that a search tries; some 0.3 s. The number of combinations grows without a bound, for instance where many equal requests just do
+not fit; kube-scheduler gives up after 10 s on a node."""
 
 DeviceKey = tuple[str, str, str]
 """Driver, pool and name."""
@@ -154,13 +155,22 @@ Selects = Callable[[str, Device], bool]
 """Whether a device meets an expression."""
 
 
-def predict(devices: Sequence[Device], usage: Usage, claims: Sequence[Claim], selects: Selects) -> Sequence[Sequence[Taken]] | None:
+@dataclass(slots=True)
+class Effort:
+    """What searches may still do, together."""
+
+    steps: int = MOST_STEPS
+
+
+def predict(
+    devices: Sequence[Device], usage: Usage, claims: Sequence[Claim], selects: Selects, effort: Effort | None = None
+) -> Sequence[Sequence[Taken]] | None:
     """Return the devices of each claim; None if the claims do not fit together.
 
-    Args:   devices: of the node, in the search's order.
-    Raises: SearchTooLongError: there are too many combinations.
+    Args:   devices: of the node, in the search's order. effort: is used up; by default one search has MOST_STEPS.
+    Raises: SearchTooLongError: there are too many combinations. ContractError: a value or an expression is not known here.
     """
-    search = _Search(devices, usage, claims, selects)
+    search = _Search(devices, usage, claims, selects, effort or Effort())
     return search.taken if search.claim(0) is _Outcome.FOUND else None
 
 
@@ -176,7 +186,7 @@ class _Outcome(Enum):
 
 
 class _Search:
-    def __init__(self, devices: Sequence[Device], usage: Usage, claims: Sequence[Claim], selects: Selects) -> None:
+    def __init__(self, devices: Sequence[Device], usage: Usage, claims: Sequence[Claim], selects: Selects, effort: Effort) -> None:
         self.taken: list[list[Taken]] = [[] for _ in claims]
         self._devices = devices
         self._claims = claims
@@ -184,7 +194,7 @@ class _Search:
         self._alone = set(usage.alone)
         self._consumed = {key: dict(amounts) for key, amounts in usage.consumed.items()}
         self._by_key = {device.key: device for device in devices}
-        self._steps = 0
+        self._effort = effort
         self._met: dict[tuple[str, DeviceKey], bool] = {}
 
     def claim(self, number: int) -> _Outcome:
@@ -213,9 +223,9 @@ class _Search:
             return _Outcome.TOO_MANY
         for position in range(start, len(self._devices)):
             device = self._devices[position]
-            self._steps += 1
-            if self._steps > MOST_STEPS:
-                raise SearchTooLongError(f"no devices found among {MOST_STEPS} combinations")
+            if self._effort.steps <= 0:
+                raise SearchTooLongError("no devices found, and there are too many combinations")
+            self._effort.steps -= 1
             consumed = self._fitting(number, request, device)
             if consumed is None:
                 continue
@@ -266,6 +276,10 @@ class _Search:
                 continue
             if match.attribute not in device.attributes:
                 return False
+            if device.attributes[match.attribute] is None:
+                raise ContractError(
+                    f"attribute {match.attribute} of device {device.key[2]} has a value that is not predicted, such as a list"
+                )
             others = (self._by_key[one.device] for one in self.taken[number] if match.concerns(one.request))
             if any(other.attributes[match.attribute] != device.attributes[match.attribute] for other in others):
                 return False

@@ -90,7 +90,7 @@ def _whole_name(name: str, driver: str) -> str:
 
 
 def _value(attribute: Json) -> object:
-    """Return an attribute's value with its kind: the text "1" is not the number 1."""
+    """Return an attribute's value with its kind: the text "1" is not the number 1. None for another kind, such as a list."""
     return next(((kind, attribute[kind]) for kind in _KINDS if attribute.get(kind) is not None), None)
 
 

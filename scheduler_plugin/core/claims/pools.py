@@ -13,7 +13,7 @@ from typing import Any
 
 from aliquot import contract
 from aliquot.contract.errors import ContractError
-from scheduler_plugin.core.claims.first_fit import Amounts, Claim, Device, DeviceKey, Taken, Usage, predict
+from scheduler_plugin.core.claims.first_fit import Amounts, Claim, Device, DeviceKey, Effort, Taken, Usage, predict
 from scheduler_plugin.core.claims.objects import claim_of, devices_of
 from scheduler_plugin.core.claims.selecting import check, meets
 from scheduler_plugin.core.claims.stored import ClaimKey, Part, StoredClaim
@@ -167,6 +167,11 @@ class Pools:
         """Whether a node has devices for claims."""
         return bool(self._on_node.get(node))
 
+    @property
+    def has_common(self) -> bool:
+        """Whether there are devices that several nodes can use."""
+        return any(one["spec"].get("devices") for one in self._on_node.get("", {}).values())
+
     def read(self, claims: Iterable[StoredClaim]) -> Sequence[Claim]:
         """Return claims as the search reads them. Raises ContractError for what it does not know."""
         read = [claim_of({"spec": claim.spec}, self.classes) for claim in claims]
@@ -175,14 +180,17 @@ class Pools:
                 check(expression)
         return read
 
-    def predict(self, node: str, claims: Sequence[Claim], own_uid: str = "", *, guesses: bool = True) -> Sequence[Sequence[Taken]] | None:
+    def predict(
+        self, node: str, claims: Sequence[Claim], own_uid: str = "", *, guesses: bool = True, effort: Effort | None = None
+    ) -> Sequence[Sequence[Taken]] | None:
         """Return the devices that each claim gets on a node; None if they do not fit together.
 
-        Args: own_uid: of the pod that is judged; its own guess does not count. guesses: whether others' guesses count.
+        Args: own_uid: of the pod that is judged; its own guess does not count. guesses: whether others' guesses count. effort: as for
+            ``first_fit.predict``.
         Raises: ContractError, SearchTooLongError: it is not known.
         """
         devices = self._devices_of(node)
-        return predict(devices, self._usage(node, devices, own_uid, guesses=guesses), claims, meets)
+        return predict(devices, self._usage(node, devices, own_uid, guesses=guesses), claims, meets, effort)
 
     def _devices_of(self, node: str) -> Sequence[Device]:
         if node not in self._devices:

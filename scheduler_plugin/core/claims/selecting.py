@@ -15,6 +15,7 @@ from typing import Final
 
 from aliquot.contract.errors import ContractError, quote
 from scheduler_plugin.core.claims.first_fit import Device
+from scheduler_plugin.core.claims.patterns import compiled, finds
 
 Value = Callable[[Device], object]
 
@@ -22,8 +23,6 @@ _TOKEN: Final = re.compile(
     r"""\s*(?:(?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<number>\d+)|(?P<word>[A-Za-z_]\w*)|(?P<sign>&&|\|\||==|!=|[!()\[\].,]))""",
     re.ASCII,
 )
-_SHARED_PATTERN: Final = re.compile(r"(?:\(\?i\))?[A-Za-z0-9 _^$.*+()|\[\]-]*", re.ASCII)
-"""Regular expressions that Python and RE2 read alike: without backslashes, braces and further groups."""
 _MOST_CHARS: Final = 4096
 
 
@@ -138,9 +137,10 @@ class _Parser:
         whole = f"{domain}/{name}"
 
         def attribute(device: Device) -> object:
-            if whole not in device.attributes:
-                raise ContractError(f"device {device.key[2]} of pool {device.key[1]} has no attribute {whole}")
-            return device.attributes[whole]
+            value = device.attributes.get(whole)
+            if value is None:
+                raise ContractError(f"device {device.key[2]} of pool {device.key[1]} has no attribute {whole} of a known kind")
+            return value
 
         return self._matching(attribute) if self._takes(".") else attribute
 
@@ -149,18 +149,13 @@ class _Parser:
         self._expect("(")
         text = _literal(self._next_text())
         self._expect(")")
-        if not _SHARED_PATTERN.fullmatch(text):
-            raise self._unknown()
-        try:
-            pattern = re.compile(text)
-        except re.error as exc:
-            raise self._unknown() from exc
+        compiled(text)
 
         def matches(device: Device) -> object:
             value = attribute(device)
             if not isinstance(value, tuple) or value[0] != "string":
                 raise self._unknown()
-            return ("bool", pattern.search(str(value[1])) is not None)
+            return ("bool", finds(text, str(value[1])))
 
         return matches
 

@@ -87,10 +87,10 @@ def pod_of(objects: list[Object], kind: str, name: str) -> Object:
 
 
 def test_settings_override_file_and_roll_pods(renderer: Renderer) -> None:
-    values = {"agent": {"settings": {"sharesPerGpu": 4, "publishNodeCondition": False}}, "scheduler": {"settings": {"policy": "binpack"}}}
+    values = {"agent": {"settings": {"sharesPerGpu": 4, "publishGpuNode": True}}, "scheduler": {"settings": {"policy": "binpack"}}}
     before, after = renderer.charted({}), renderer.charted(values)
     of_agent = yaml.safe_load(the(after, "ConfigMap", "aliquot-agent")["data"]["config.yaml"])
-    assert of_agent == {"placement": "assigned", "sharesPerGpu": 4, "publishNodeCondition": False}
+    assert of_agent == {"placement": "assigned", "sharesPerGpu": 4, "publishGpuNode": True}
     assert yaml.safe_load(the(after, "ConfigMap", "aliquot-scheduler-config")["data"]["config.yaml"])["policy"] == "binpack"
     names = [{item["metadata"]["name"] for item in objects if item["kind"] == "ConfigMap"} for objects in (before, after)]
     assert not names[0] & names[1]
@@ -123,7 +123,6 @@ def agent_mounts(objects: list[Object]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("setting", "path", "gone"),
     [
-        ("kubeletDevicePluginDir", "/var/lib/k0s/kubelet/device-plugins", contract.KUBELET_DEVICE_PLUGIN_DIR),
         ("cdiDir", "/run/cdi", contract.CDI_DYNAMIC_DIR),
         ("cdiStaticDir", "/usr/local/etc/cdi", contract.CDI_STATIC_DIR),
         ("stateDir", "/srv/aliquot", contract.STATE_DIR),
@@ -135,11 +134,15 @@ def test_a_directory_of_the_settings_is_mounted_from_the_node(renderer: Renderer
     assert agent_mounts(after) == {at: inside for at, inside in agent_mounts(before).items() if at != gone} | {path: path}
 
 
-def test_the_directory_of_the_pod_resources_socket_is_mounted_from_the_node(renderer: Renderer) -> None:
-    socket = "/var/lib/k0s/kubelet/pod-resources/kubelet.sock"
-    mounts = agent_mounts(renderer.charted({"agent": {"settings": {"podResourcesSocket": socket}}}))
-    assert mounts["/var/lib/k0s/kubelet/pod-resources"] == "/var/lib/k0s/kubelet/pod-resources"
-    assert str(Path(contract.POD_RESOURCES_SOCKET).parent) not in mounts
+def test_kubelet_directory_is_mounted_from_the_node_but_for_its_fixed_part(renderer: Renderer) -> None:
+    elsewhere = "/var/lib/k0s/kubelet"
+    values = {"components": ["dra"], "agent": {"settings": {"kubeletDir": elsewhere}}}
+    mounts = agent_mounts(renderer.charted(values))
+    below = {path: inside for path, inside in mounts.items() if "kubelet" in path}
+    names = ("pod-resources", "plugins_registry", f"plugins/{contract.DRA_DRIVER}")
+    assert below == {f"{elsewhere}/{name}": f"{elsewhere}/{name}" for name in names} | {
+        contract.KUBELET_DEVICE_PLUGIN_DIR: f"{elsewhere}/{contract.DEVICE_PLUGINS}"
+    }
 
 
 def test_settings_of_the_scheduler_reach_the_places_that_depend_on_them(renderer: Renderer) -> None:
@@ -368,7 +371,7 @@ def test_patches_change_fields_without_value(renderer: Renderer) -> None:
             {"agent": {"settings": {"driftPolicy": "evict"}}}, "component evict-offenders", id="eviction of drift without the right"
         ),
         pytest.param({"agent": {"settings": {"auditPolicy": "kill"}}}, "component audit-kill", id="killing without the capability"),
-        pytest.param({"agent": {"settings": {"migDynamic": True}}}, "component mig", id="making instances without the capability"),
+        pytest.param({"agent": {"settings": {"migStrategy": "dynamic"}}}, "component mig", id="making instances without the capability"),
         pytest.param({"mps": {"settings": {"mpsControl": "/x"}}}, "component mps", id="settings of a program that there is not"),
         pytest.param({"mps": {"settings": {"runtimeDir": "/x"}}}, "runtimeDir", id="a directory that the agent does not share"),
         pytest.param({"agent": {"settings": {"driverLimitsHook": "/usr/bin/nvidia-cdi-hook"}}}, "component driver-limits", id="no cgroups"),

@@ -93,7 +93,7 @@ def test_uninstalling_names_all_that_an_agent_leaves_behind():
 def test_uninstalling_says_first_which_pods_cannot_outlive_the_agent():
     before = (DOCS / "use/operations.md").read_text().partition("## Uninstall")[2].partition("\n2. ")[0]
     settings = Settings(node_name="node")
-    assert {name for name in ("isolation: mps", "migDynamic", f"{settings.state_dir}/mig") if name not in before} == set()
+    assert {name for name in ("isolation: mps", "migStrategy: dynamic", f"{settings.state_dir}/mig") if name not in before} == set()
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@
   (list (eq ($agent.auditPolicy | default "") "evict") "agent.settings.auditPolicy: evict" "evict-offenders")
   (list (eq ($agent.driftPolicy | default "") "evict") "agent.settings.driftPolicy: evict" "evict-offenders")
   (list (eq ($agent.auditPolicy | default "") "kill") "agent.settings.auditPolicy: kill" "audit-kill")
-  (list $agent.migDynamic "agent.settings.migDynamic" "mig")
+  (list (eq ($agent.migStrategy | default "") "dynamic") "agent.settings.migStrategy: dynamic" "mig")
   (list .values.mps.settings "mps.settings" "mps")
   (list $agent.driverLimitsHook "agent.settings.driverLimitsHook" "driver-limits")
   (list $scheduler.adoptNvidiaGpu "scheduler.settings.adoptNvidiaGpu" "adopt-nvidia-gpu")
@@ -116,16 +116,22 @@
 {{- end }}{{ end }}
 {{- end }}
 
-{{- /* Mount the node's directories that the agent's settings name, at the paths they have on the node. */}}
+{{- /*
+Mount the node's directories that the agent's settings name, at the paths they have on the node. kubelet's directory for device plugins is the
+exception: kubelet has its path on the node fixed, and the agent looks for it below kubeletDir.
+*/}}
 {{- define "aliquot.directories" }}
 {{- $settings := .settings | default dict }}
-{{- $paths := dict "device-plugins" $settings.kubeletDevicePluginDir "cdi" $settings.cdiDir "cdi-static" $settings.cdiStaticDir }}
-{{- $_ := set $paths "state" $settings.stateDir }}{{ $_ := set $paths "runtime" $settings.runtimeDir }}
-{{- with $settings.podResourcesSocket }}{{ $_ := set $paths "pod-resources" (dir .) }}{{ end }}
+{{- $paths := dict "cdi" $settings.cdiDir "cdi-static" $settings.cdiStaticDir "state" $settings.stateDir "runtime" $settings.runtimeDir }}
+{{- with $settings.kubeletDir }}
+{{- $_ := set $paths "device-plugins" (printf "%s/device-plugins" .) }}{{ $_ := set $paths "pod-resources" (printf "%s/pod-resources" .) }}
+{{- $_ := set $paths "driver-registry" (printf "%s/plugins_registry" .) }}
+{{- $_ := set $paths "driver-sockets" (printf "%s/plugins/gpu.aliquot.dev" .) }}
+{{- end }}
 {{- range $volume := .spec.volumes }}
 {{- with get $paths .name }}
 {{- $path := . }}
-{{- $_ := set $volume.hostPath "path" $path }}
+{{- if ne $volume.name "device-plugins" }}{{ $_ := set $volume.hostPath "path" $path }}{{ end }}
 {{- range $.spec.containers }}
 {{- range .volumeMounts }}{{ if eq .name $volume.name }}{{ $_ := set . "mountPath" $path }}{{ end }}{{ end }}
 {{- end }}

@@ -7,6 +7,7 @@ from agent.core.backends import Abilities
 from agent.core.cgroups import ContainerRef
 from agent.core.claims import ClaimNode, decode_claim, device_status, plan_request
 from agent.core.ledger import Grant, Ledger
+from agent.core.metrics import shares_on
 from agent.core.owners import owner_of, pod_uids_of
 from agent.core.planning import Planned
 from agent.core.refusal import Reason, Refusal
@@ -232,6 +233,10 @@ class TestAdminAccess:
         later = node(watching)
         assert granted(claim_object("train", result(0, mib=1000)), later).shares == (share(0, 1000),)
         assert later.ledger.granting(watching, INVENTORY, 4).states(INVENTORY, 4)[0].free_memory_bytes == 1000 * MIB
+
+    def test_is_no_share_of_gpu_in_metrics(self):
+        watching, training = granted(self.CLAIM, node(admin_access=True), name="watch"), granted(claim_object("train", result(0, mib=500)))
+        assert shares_on(INVENTORY.devices[0], [watching, training]) == [share(0, 500)]
 
     def test_sees_gpu_that_takes_no_new_work(self):
         broken = replace(INVENTORY, devices=tuple(replace(entry, trouble="XID 79") for entry in INVENTORY.devices))

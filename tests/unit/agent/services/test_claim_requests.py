@@ -34,7 +34,7 @@ def api():
 
 async def test_reads_do_not_wait_for_writes_of_status(api):
     requests = ClaimRequests(api)
-    report = asyncio.ensure_future(requests.report("default", "train", "uid", ()))
+    report = asyncio.ensure_future(requests.report("default", "train", "uid", tuple))
     await until(api.writing.is_set)
     assert (await requests.read("default", "train")).allocated
     assert not report.done()
@@ -46,7 +46,7 @@ async def test_reads_do_not_wait_for_writes_of_status(api):
 async def test_status_is_written_after_claims_in_preparation(api):
     requests = ClaimRequests(api)
     with requests.first():
-        report = asyncio.ensure_future(requests.report("default", "train", "uid", ()))
+        report = asyncio.ensure_future(requests.report("default", "train", "uid", tuple))
         await requests.read("default", "train")
         assert not api.writing.is_set()
     api.may_end.set()
@@ -59,18 +59,17 @@ async def test_status_does_not_wait_for_ever(api, monkeypatch):
     requests = ClaimRequests(api)
     api.may_end.set()
     with requests.first():
-        await requests.report("default", "train", "uid", ())
+        await requests.report("default", "train", "uid", tuple)
     requests.close()
 
 
 async def test_closed_requests_drop_what_has_not_begun(api):
     requests = ClaimRequests(api)
-    first = asyncio.ensure_future(requests.report("default", "train", "uid", ()))
+    first = asyncio.ensure_future(requests.report("default", "train", "uid", tuple))
     await until(api.writing.is_set)
-    second = asyncio.ensure_future(requests.report("default", "train", "uid", ()))
-    await until(lambda: requests._reports._work_queue.qsize() == 1)
+    second = asyncio.ensure_future(requests.report("default", "other", "uid", tuple))
+    await until(lambda: len(requests._one_report._waiters or ()) == 1)
     requests.close()
-    await until(second.done)
-    assert second.cancelled()
     api.may_end.set()
-    await first
+    await asyncio.gather(first, second)
+    assert [name for name, _ in api.reported] == ["train"]

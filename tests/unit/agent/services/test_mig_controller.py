@@ -138,7 +138,7 @@ class TestMaking:
 
     async def test_node_offering_no_instance_creates_none(self, node):
         node.restarted(offering=False)
-        with pytest.raises(PartitionError, match="migDynamic is off"):
+        with pytest.raises(PartitionError, match="is not at migStrategy: dynamic"):
             await node.controller.ensure(promise())
 
     async def test_grants_of_other_devices_need_nothing(self, node):

@@ -138,7 +138,7 @@ async def test_an_init_container_that_completed_has_no_series_until_it_runs_agai
         return count
 
     assert [await series(state) for state in (ContainerState.RUNNING, ContainerState.COMPLETED)] == [1, 0]
-    assert node.scrape()["aliquot_grants"][0].value == 1
+    assert sum(sample.value for sample in node.scrape()["aliquot_device_shares_allocated"]) == 1
     assert [await series(state) for state in (ContainerState.RUNNING, ContainerState.FAILED)] == [1, 1]
 
 

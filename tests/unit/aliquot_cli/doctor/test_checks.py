@@ -178,11 +178,11 @@ class TestKubelet:
         assert "no process listens" in of(findings(root, kubelet.check), "kubelet.pod-resources").found
 
     def test_another_directory_of_the_kubelet_is_found_and_named(self, root):
-        root.remove("/var/lib/kubelet")
-        root.listen("/var/lib/k0s/kubelet/device-plugins/kubelet.sock")
-        finding = of(findings(root, kubelet.check), "kubelet.device-plugins")
+        root.remove("/var/lib/kubelet/pod-resources")
+        root.listen("/var/lib/k0s/kubelet/pod-resources/kubelet.sock")
+        finding = of(findings(root, kubelet.check), "kubelet.pod-resources")
         assert "/var/lib/k0s/kubelet" in finding.found
-        assert "kubeletDevicePluginDir" in finding.fix
+        assert "kubeletDir" in finding.fix
 
     @pytest.mark.parametrize(
         ("socket", "resource"),

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aliquot.contract.model import Policy
+from scheduler_plugin.core.claims.first_fit import MOST_STEPS, _Search
 from scheduler_plugin.core.cluster.hold_uids import claim_uid
 from scheduler_plugin.core.cluster.pods import Use
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.cluster.state import ClusterState
-from scheduler_plugin.extender.claims import ClaimVerdicts
+from scheduler_plugin.extender.claims import STEPS_PER_NODE, ClaimVerdicts
 from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.extender.prioritize import prioritize_nodes
 from tests.unit.scheduler_plugin.builders import filter_body, make_context, make_node
@@ -114,7 +115,7 @@ def test_what_is_not_predicted_is_left_to_kube_scheduler(name: str):
 
 def test_claims_are_left_to_kube_scheduler_until_all_are_listed():
     context = cluster()
-    context.claims.is_listed = False
+    context.claims.is_current = False
     context.claims.holds.set_claim(claim_of("mine", asking(memory="5000Mi")))
     assert filtered(context, pod_json("p", "mine")) == (NODES, {})
 
@@ -131,6 +132,52 @@ def test_node_is_rated_by_device_that_kube_scheduler_takes_there():
     query = context.claims.query(pod_of("p", "mine"))
     assert not isinstance(query, str)
     assert context.claims.taking(query, context.state.rows_by_name["n1"])[0][0].device[2] == "gpu-0"
+
+
+def test_two_requests_on_one_gpu_are_both_expected_there():
+    context = cluster(devices=1)
+    requests = [asking(name, memory=memory, cores="10") for name, memory in (("a", "300Mi"), ("b", "400Mi"))]
+    context.claims.holds.set_claim(claim_of("mine", *requests))
+    context.state.set_pod(pod_of("p", "mine"))
+    filtered(context, pod_json("p", "mine"), ["n1"])
+    assert context.state.footprint_of("p") == {"GPU-n1-0": Use(700, 20, 2, 0)}
+
+
+def test_claim_that_gets_devices_of_another_driver_has_none_of_ours():
+    context = cluster()
+    allocate(context, "a", "n1", 0, "300Mi")
+    other = {**result("n1", 0), "driver": "nic"}
+    context.claims.holds.set_claim(claim_of("a", asking(), results=[other]))
+    assert context.state.footprint_of(claim_uid("claim-a")) == {}
+
+
+@pytest.mark.parametrize("served", [NODES, ["n2"]])
+def test_device_that_all_nodes_can_use_is_left_to_kube_scheduler(served: Sequence[str]):
+    """Its slice has no node, so it is not in the search."""
+    context = cluster(served=served)
+    pool = {"name": "fabric", "generation": 1, "resourceSliceCount": 1}
+    port = {"driver": "nic", "allNodes": True, "pool": pool, "devices": [{"name": "port-0"}]}
+    context.claims.holds.set_slice({"metadata": {"name": "port-0"}, "spec": port})
+    context.claims.pools.set_class(class_of("nic", "device.driver == 'nic'"))
+    context.claims.holds.set_claim(claim_of("mine", asking(memory="1Mi"), asking("port", device_class="nic")))
+    assert filtered(context, pod_json("p", "mine")) == (NODES, {})
+    context.claims.holds.set_claim(claim_of("ours", asking(memory="2000Mi")))
+    assert filtered(context, pod_json("p", "ours"))[0] == []
+
+
+def test_search_over_all_nodes_is_limited(monkeypatch: pytest.MonkeyPatch):
+    """Nine requests that do not fit have nine factorial ways on each node."""
+    tried, fitting = [0], _Search._fitting
+
+    def counted(self: _Search, *asked: Any) -> Any:
+        tried[0] += 1
+        return fitting(self, *asked)
+
+    monkeypatch.setattr(_Search, "_fitting", counted)
+    context = cluster(devices=8)
+    context.claims.holds.set_claim(claim_of("mine", *(asking(f"r{number}", memory="600Mi") for number in range(9))))
+    assert filtered(context, pod_json("p", "mine")) == (NODES, {}), "kube-scheduler decides"
+    assert tried[0] <= MOST_STEPS + len(NODES) * STEPS_PER_NODE
 
 
 def first_of_two_rated() -> tuple[ExtenderContext, Mapping[str, int]]:
@@ -220,7 +267,7 @@ def test_kept_verdicts_equal_new_ones_after_any_history(steps: list[tuple[Any, .
                 one = slice_of(make_node(node, 2))
                 (claims.holds.set_slice if there else claims.holds.drop_slice)(one)
     fresh = ClaimVerdicts(state, context.verdicts.shapes, Policy.FRAG, context.clock, 10.0)
-    fresh.pools, fresh.is_listed = claims.pools, True
+    fresh.pools, fresh.is_current = claims.pools, True
     for number in (4, 5, 6):
         pod = pod_of(f"p{number}", str(number))
         query = claims.query(pod)

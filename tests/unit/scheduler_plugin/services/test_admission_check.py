@@ -46,7 +46,7 @@ async def test_ready_holds_a_seat_for_each_pod_and_pods_take_them() -> None:
     reserve(world, "a", pod_set(3, 600))
     await look(world)
     assert world.state_of("a") == "Ready"
-    assert (world.context.workload_seats.seats, world.context.workload_seats.workloads) == (3, 1)
+    assert world.context.workload_seats.seats == 3
     await world.settle()
     assert not world.stuck()
     assert world.context.workload_seats.seats == 0
@@ -189,6 +189,28 @@ async def test_race_7_conflicts_are_answered_again_with_the_same_seats(conflicts
         await look(world)
         assert world.context.workload_seats.seats == 2
     assert states(world, "a") == ["Ready"]
+
+
+@pytest.mark.parametrize("trouble", ["one conflict", "five conflicts", "no reply", "lost reply", "refusal", "another writer"])
+async def test_race_7_reason_is_shown_after_any_trouble_with_its_write(trouble: str) -> None:
+    world = World()
+    fill(world)
+    await world.settle()
+    reserve(world, "a", pod_set(1, 400))
+    world.refuses = {"one conflict": 1, "five conflicts": 5}.get(trouble, 0)
+    world.broken, world.loses_replies, world.forbids = trouble == "no reply", trouble == "lost reply", trouble == "refusal"
+    await wait(world, 6)
+    world.broken = world.forbids = False
+    if trouble == "another writer":
+        entry = world.entry(world.workloads["a"])
+        assert entry is not None
+        entry.update(message="")
+        world._touch(world.workloads["a"])
+    await wait(world, MESSAGE_SECONDS)
+    entry = world.entry(world.workloads["a"])
+    assert entry is not None
+    assert entry["message"].startswith("0 of 1 pods of pod set main fit now")
+    assert len(world.answers) == (2 if trouble == "another writer" else 1), "the reason is written once"
 
 
 async def test_race_7_lost_reply_is_no_second_answer() -> None:
@@ -423,6 +445,21 @@ async def test_elastic_job_grows_onto_seats_for_its_new_pods_only(sizes: tuple[i
     assert not world.stuck()
     assert sum(bool(pod.node_name) for pod in world.pods.values() if pod.uid in world.pod_sets_of) == sizes[-1]
     assert world.context.workload_seats.seats == 0
+
+
+@pytest.mark.parametrize("leaders", [1, 2])
+async def test_larger_size_that_waits_for_quota_takes_no_seats(leaders: int) -> None:
+    world = World(nodes={"n1": 4}, quota_mib=2 * GPU_MIB)
+    reserve(world, "w0", pod_set(2, GPU_MIB))
+    await look(world)
+    assert world.kueue("w0")
+    world.grow("w0", "w1", 3)
+    if leaders > 1:
+        world.start()
+    await look(world)
+    await look(world)
+    assert not world.kueue("w1"), "it has no quota"
+    assert (world.is_admitted("w0"), world.context.workload_seats.seats) == (True, 2)
 
 
 async def test_elastic_job_without_room_to_grow_waits_and_keeps_its_pods() -> None:

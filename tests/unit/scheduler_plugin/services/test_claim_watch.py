@@ -3,7 +3,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ from aliquot.kube.errors import KubeApiError
 from scheduler_plugin.core.claims.stored import decode_claim
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.extender.context import ExtenderContext
-from scheduler_plugin.services.claim_watch import ClaimRetry, ClaimWatch, decode_object
+from scheduler_plugin.services.claim_watch import SHOWN_SECONDS, ClaimRetry, ClaimWatch, decode_object
 from tests.unit.scheduler_plugin.builders import filter_body, make_context, make_node
 from tests.unit.scheduler_plugin.claim_builders import asking, claim_of, class_of, pod_json, pod_of, result, slice_of
 
@@ -32,13 +32,13 @@ class Pods:
         self.annotated.append(uid)
 
 
-def watched() -> tuple[ExtenderContext, ClaimWatch]:
+def watched(*more: str, monotonic: Callable[[], float] = lambda: 0.0) -> tuple[ExtenderContext, ClaimWatch]:
     state = ClusterState()
-    node = make_node("n1", 1)
-    state.set_gpu_node(node)
-    context = make_context(state)
+    nodes = [make_node(name, 1) for name in ("n1", *more)]
+    state.replace_gpu_nodes(nodes)
+    context = make_context(state, monotonic=monotonic)
     watch = ClaimWatch(context.claims)
-    watch.slices.listed([slice_of(node)])
+    watch.slices.listed([slice_of(node) for node in nodes])
     watch.classes.listed([class_of()])
     watch.claims.listed([])
     return context, watch
@@ -57,9 +57,24 @@ def test_claims_are_judged_once_all_three_kinds_are_listed():
     context = make_context(ClusterState())
     watch = ClaimWatch(context.claims)
     for receiver in (watch.slices, watch.classes, watch.claims):
-        assert not context.claims.is_listed
+        assert not context.claims.is_current
         receiver.listed([])
-    assert context.claims.is_listed
+    assert context.claims.is_current
+
+
+@pytest.mark.parametrize("kind", ["slices", "classes", "claims"])
+@pytest.mark.parametrize("again", ["opened", "listed"])
+def test_pod_is_left_to_kube_scheduler_while_a_stream_is_broken(kind: str, again: str):
+    context, watch = watched()
+    receiver = getattr(watch, kind)
+    watch.claims.changed(held())
+    watch.claims.changed(mine := claim_of("new", asking(memory="500Mi")))
+    assert refused(context, "new")
+    receiver.trouble("the API server does not answer")
+    assert not refused(context, "new")
+    lists = {"slices": [slice_of(make_node("n1", 1))], "classes": [class_of()], "claims": [held(), mine]}
+    receiver.opened() if again == "opened" else receiver.listed(lists[kind])
+    assert refused(context, "new")
 
 
 @pytest.mark.parametrize("way", ["deleted", "freed", "not in the list"])
@@ -86,8 +101,60 @@ def test_refused_pod_is_tried_again_when_claim_is_free(way: str):
     assert not refused(context, "new")
 
 
-def test_only_the_leader_has_pods_tried_again_and_gone_pods_are_forgotten():
+def test_room_that_comes_while_another_pod_is_tried_again_is_not_missed():
     context, watch = watched()
+
+    class SlowPods(Pods):
+        async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
+            watch.claims.deleted(held())
+            await super().annotate(namespace, name, uid, annotations)
+
+    pods = SlowPods()
+    retry = ClaimRetry(context, pods, lambda: True)
+    watch.claims.changed(held())
+    for name, memory in (("large", "500Mi"), ("small", "300Mi")):
+        context.state.set_pod(pod_of(name, name))
+        watch.claims.changed(claim_of(name, asking(memory=memory)))
+        assert refused(context, name)
+    watch.claims.changed(held(memory="600Mi"))
+    asyncio.run(retry.step())
+    assert pods.annotated == ["small"]
+    asyncio.run(retry.step())
+    assert pods.annotated == ["small", "large"]
+
+
+def test_pod_is_not_tried_again_for_nodes_that_were_not_offered():
+    context, watch = watched("n2")
+    pods = Pods()
+    retry = ClaimRetry(context, pods, lambda: True)
+    context.state.set_pod(pod_of("new", "new"))
+    watch.claims.changed(held())
+    watch.claims.changed(claim_of("new", asking(memory="500Mi")))
+    assert refused(context, "new"), "n2, where it would fit, is not offered"
+    asyncio.run(retry.step())
+    assert pods.annotated == []
+    watch.claims.deleted(held())
+    asyncio.run(retry.step())
+    assert pods.annotated == ["new"]
+
+
+def test_pod_that_the_watch_shows_late_is_tried_again():
+    context, watch = watched()
+    pods = Pods()
+    retry = ClaimRetry(context, pods, lambda: True)
+    watch.claims.changed(held())
+    watch.claims.changed(claim_of("new", asking(memory="500Mi")))
+    assert refused(context, "new")
+    asyncio.run(retry.step())
+    context.state.set_pod(pod_of("new", "new"))
+    watch.claims.deleted(held())
+    asyncio.run(retry.step())
+    assert pods.annotated == ["new"]
+
+
+def test_only_the_leader_has_pods_tried_again_and_gone_pods_are_forgotten():
+    clock = [0.0]
+    context, watch = watched(monotonic=lambda: clock[0])
     pods, leads = Pods(), [False]
     retry = ClaimRetry(context, pods, lambda: leads[0])
     for name in ("waits", "gone"):
@@ -99,7 +166,7 @@ def test_only_the_leader_has_pods_tried_again_and_gone_pods_are_forgotten():
     watch.claims.deleted(held())
     asyncio.run(retry.step())
     assert pods.annotated == []
-    leads[0], pods.fails = True, True
+    leads[0], pods.fails, clock[0] = True, True, SHOWN_SECONDS
     asyncio.run(retry.step())
     assert (pods.annotated, context.claims.refused) == ([], {})
 
@@ -113,3 +180,10 @@ def test_objects_of_streams_are_decoded():
     raw["status"] = {"allocation": {"devices": {"results": results}}, "reservedFor": [{"uid": "p"}]}
     claim = decode_claim(msgspec.Raw(msgspec.json.encode(raw)))
     assert ([part.device[2] for part in claim.parts or ()], claim.reserved_for) == (["gpu-0"], ("p",))
+
+
+def test_equal_specs_of_claims_are_one_object():
+    one, other = claim_of("a", asking(memory="1Mi")), claim_of("b", asking(memory="1Mi"))
+    assert (one.spec, one.shape) == (other.spec, other.shape)
+    assert one.spec is other.spec
+    assert one.shape is other.shape

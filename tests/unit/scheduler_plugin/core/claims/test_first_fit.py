@@ -6,8 +6,9 @@ from fractions import Fraction
 import pytest
 
 from aliquot.contract.errors import ContractError
-from scheduler_plugin.core.claims.first_fit import Capacity, Claim, Device, Request, SearchTooLongError, Usage, predict
+from scheduler_plugin.core.claims.first_fit import Capacity, Claim, Device, Match, Request, SearchTooLongError, Usage, predict
 from scheduler_plugin.core.claims.objects import claim_of, devices_of
+from scheduler_plugin.core.claims.selecting import meets
 
 
 def device(number: int, memory: int = 10) -> Device:
@@ -39,6 +40,18 @@ def test_devices_of_one_request_differ():
 def test_search_with_too_many_combinations_is_given_up():
     with pytest.raises(SearchTooLongError):
         names(*(asks(1) for _ in range(12)), asks(11), devices=8)
+
+
+def test_attribute_of_another_kind_is_an_error_not_a_prediction():
+    """Such as a list, since Kubernetes 1.36."""
+    spec = {"driver": "d", "nodeName": "n", "pool": {"name": "n", "resourceSliceCount": 1}}
+    device = {"name": "nic-0", "attributes": {"rail": {"strings": ["a", "b"]}}}
+    found = devices_of("n", [{"metadata": {"name": "s"}, "spec": {**spec, "devices": [device]}}])
+    claim = Claim(((Request("r"),),), (Match("d/rail"),))
+    with pytest.raises(ContractError, match="not predicted"):
+        predict(found, Usage(), [claim], lambda *_: True)
+    with pytest.raises(ContractError, match="of a known kind"):
+        meets("device.attributes['d'].rail != 'c'", found[0])
 
 
 @pytest.mark.parametrize(
