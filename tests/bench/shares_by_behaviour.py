@@ -19,8 +19,8 @@ from tests.fakes.container import CLIENT, MIB, Container, Node, Program
 TENANT_PERCENT = 10
 NEIGHBOUR_PERCENT = 90
 MEMORY_MIB = 16_384
-NO_LIMIT_PART = 3
-"""Without a limit, a behaviour is measured for so many times less."""
+NO_LIMIT_SECONDS = 4
+"""Without a limit, a behaviour is measured for so long."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def measure(node: Node, behaviours: Iterable[Behaviour], seconds: float) -> Iter
     neighbour = _container(node, NEIGHBOUR_PERCENT)
     for behaviour in behaviours:
         found, beside = _beside(neighbour, _container(node, TENANT_PERCENT), behaviour, seconds)
-        free, _ = _beside(neighbour, _container(node, 0), behaviour, seconds / NO_LIMIT_PART)
+        free, _ = _beside(neighbour, _container(node, 0), behaviour, NO_LIMIT_SECONDS)
         yield Result(behaviour, _percent(found["all"]), _percent(found["first"]), beside, _percent(free["all"]))
 
 
