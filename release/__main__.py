@@ -19,6 +19,7 @@ from release.distributions import write_distributions
 from release.dockerfile import DockerfileError
 from release.inputs import InputError
 from release.platforms import ALL, Platform
+from release.progress import begin
 from release.source import SourceError, export
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,6 +53,7 @@ def build(options: argparse.Namespace) -> tuple[list[Path], list[str]]:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     platforms = options.platforms
+    begin("wheel, sdist and chart")
     sdist, wheel = write_distributions(source, out)
     chart = write_chart(source, out)
     files = [sdist, wheel, chart, write_chart_archive(source, chart, out)]

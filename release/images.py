@@ -11,6 +11,7 @@ from release.bom import write_bom
 from release.dockerfile import INPUTS_DIR, Built, Options, build
 from release.inputs import IMAGE_PYTHON, debian_hashes, debian_proxy, environment_of, fetch_wheels, locked
 from release.platforms import Platform, PlatformError, runnable
+from release.progress import begin
 from release.source import Source
 
 REGISTRY = "localhost"
@@ -42,6 +43,7 @@ def write_images(
     for platform in platforms:
         try:
             with runnable(platform):
+                begin(f"images for {platform.architecture}: the longest part")
                 built[platform] = _build(source, work, inputs, platform, offline=offline)
         except PlatformError as missing:
             left_out.append(f"the {platform.architecture} images: {missing}")
@@ -49,6 +51,7 @@ def write_images(
         return [], left_out
     hashes = debian_hashes(inputs / "debian")
     files = []
+    begin("image archives and bills of materials")
     for place, (target, lock) in enumerate(LOCKS.items()):
         stem = f"aliquot-{target}-{source.version}"
         archive = out / f"{stem}.tar"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from release.inputs import environment_of, fetch_wheels, locked
 from release.platforms import Platform
+from release.progress import begin
 from release.source import Source
 from release.tarball import Entry, write_tarball
 
@@ -79,6 +80,7 @@ def write_plugin(
     """
     archives = {}
     for platform in platforms:
+        begin(f"kubectl plugin for {platform.architecture}")
         wheels = {python: _wheels(source, inputs, platform, python, offline=offline) for python in PYTHONS}
         archives[platform] = out / f"kubectl-vgpu-{source.version}-linux-{platform.architecture}.tar.gz"
         write_tarball(archives[platform], _entries(source, wheel, wheels), epoch=source.epoch)

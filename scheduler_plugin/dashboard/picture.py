@@ -18,7 +18,7 @@ from aliquot.placement.device import DeviceState
 from aliquot.placement.score import FRAG_PPM, fragmentation
 from scheduler_plugin.core.backfill.hold import Hold, Outlook
 from scheduler_plugin.core.cluster.decisions import Decision
-from scheduler_plugin.core.cluster.hold_uids import HOLD_PREFIX, holds_of
+from scheduler_plugin.core.cluster.hold_uids import HOLD_PREFIX, holds_of, is_of_claim
 from scheduler_plugin.core.cluster.pods import Use
 from scheduler_plugin.core.cluster.state import ClusterState, Reservation, Stage
 
@@ -156,7 +156,7 @@ class Painter:
             raise LookupError(f"node {name} has a row, but no inventory")
         held: dict[str, list[tuple[str, str, Use]]] = defaultdict(list)
         holders = [(pod.uid, "") for pod in state.pods_on(name)]
-        holders += [(reservation.pod_uid, _STAGE_WORDS[reservation.stage]) for reservation in coming]
+        holders += [(one.pod_uid, "" if is_of_claim(one.pod_uid) else _STAGE_WORDS[one.stage]) for one in coming]
         for uid, stage in holders:
             for uuid, use in state.footprint_of(uid).items():
                 held[uuid].append((_pod_name(state, uid), stage, use))
@@ -176,7 +176,8 @@ _STAGE_WORDS: Final = {
 
 def _pod_name(state: ClusterState, uid: str) -> str:
     pod = state.pods.get(uid)
-    return "" if pod is None else f"{pod.namespace}/{pod.name}"
+    unknown = "ResourceClaim" if is_of_claim(uid) else ""
+    return unknown if pod is None else f"{pod.namespace}/{pod.name}"
 
 
 def _node(node: GpuNode, states: Sequence[DeviceState], held: Mapping[str, Sequence[tuple[str, str, Use]]]) -> Node:

@@ -119,8 +119,8 @@ class ClaimVerdicts:
         self.holds = ClaimHolds(state, self.pools)
         self.pools.on_node = self._touch
         self.pools.is_expected = lambda uid: uid in state.reservations
-        self.is_listed = False
-        """Whether slices, classes and claims were listed."""
+        self.is_current = False
+        """Whether slices, classes and claims are known and followed."""
         self.refused: dict[str, Refusal] = {}
         """By the pod's UID."""
         self._state = state
@@ -148,8 +148,8 @@ class ClaimVerdicts:
         """Return the claims of a pod that are not allocated; a sentence without any, or if they are unknown."""
         if not pod.claims:
             return "it asks for no GPU of Aliquot, so kube-scheduler alone decides"
-        if not self.is_listed:
-            return "it has ResourceClaims, which the scheduler does not read: kube-scheduler alone decides"
+        if not self.is_current:
+            return "it has ResourceClaims, which the scheduler does not read now: kube-scheduler alone decides"
         known = [claim for name in pod.claims if (claim := self.pools.claims.get((pod.namespace, name))) is not None]
         if len(known) < len(pod.claims):
             return "it waits for a ResourceClaim that does not exist yet"

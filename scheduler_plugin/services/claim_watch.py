@@ -44,8 +44,14 @@ class _Receiver(Generic[_T]):
         self._drop = drop
         self._replace = replace
         self._trouble = ""
-        self.is_listed = False
-        self.on_listed: Callable[[], None] = lambda: None
+        self._is_listed = False
+        self.on_state: Callable[[], None] = lambda: None
+        """Called when ``is_current`` may have changed."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its objects are known and followed. Without that a pod must not be refused: kube-scheduler may know better."""
+        return self._is_listed and not self._trouble
 
     def listing(self) -> None:
         """See ``adapters.kube_watch.Listener``."""
@@ -53,11 +59,13 @@ class _Receiver(Generic[_T]):
     def listed(self, items: list[_T]) -> None:
         """See ``adapters.kube_watch.Listener``."""
         self._replace(items)
-        self.is_listed, self._trouble = True, ""
-        self.on_listed()
+        self._is_listed = True
+        self.opened()
 
     def opened(self) -> None:
         """See ``adapters.kube_watch.Listener``."""
+        self._trouble = ""
+        self.on_state()
 
     def changed(self, item: _T) -> None:
         """See ``adapters.kube_watch.Listener``."""
@@ -75,6 +83,7 @@ class _Receiver(Generic[_T]):
         if not self._trouble:
             logger.warning("watching %s", sentence)
         self._trouble = sentence
+        self.on_state()
 
 
 class ClaimWatch:
@@ -87,14 +96,14 @@ class ClaimWatch:
         self.classes: _Receiver[_Json] = _Receiver(pools.set_class, pools.drop_class, pools.replace_classes)
         self.claims: _Receiver[StoredClaim] = _Receiver(holds.set_claim, holds.drop_claim, holds.replace_claims)
         for one in self._receivers:
-            one.on_listed = self._note_listed
+            one.on_state = self._note_state
 
     @property
     def _receivers(self) -> "tuple[_Receiver[Any], ...]":
         return self.slices, self.classes, self.claims
 
-    def _note_listed(self) -> None:
-        self._claims.is_listed = all(one.is_listed for one in self._receivers)
+    def _note_state(self) -> None:
+        self._claims.is_current = all(one.is_current for one in self._receivers)
 
 
 class ClaimRetry:

@@ -63,7 +63,7 @@ class ClaimEngine(ExtenderEngine):
         super().__init__(nodes, Policy.FRAG, DEFAULT_WEIGHTS)
         self._rates_nodes = rates_nodes
         self._claims = ClaimVerdicts(self._state, self._shapes, Policy.FRAG, Ticks(), 10.0)
-        self._claims.is_listed = True
+        self._claims.is_current = True
         self._claims.pools.replace_classes([device_class(name) for name in (contract.DRA_CLASS, contract.DRA_CLASS_WHOLE)])
         self._claims.holds.replace_slices([slice_of(node) for node in nodes if node.gpus])
         self._specs: dict[PodClass, tuple[dict, bytes]] = {}

@@ -10,7 +10,7 @@ import yaml
 from release.archive import write_archive
 from tests.e2e.cluster import images
 from tests.e2e.cluster.cluster import Cluster
-from tests.e2e.cluster.host import JOBSET, KUEUE, LWS, GoPrograms, built_programs, module_source
+from tests.e2e.cluster.host import JOBSET, KUBERAY, KUEUE, LWS, TRAINING_OPERATOR, GoPrograms, built_programs, module_source
 from tests.e2e.cluster.paths import BUILD
 from tests.e2e.kubectl import Kubectl, Object, eventually
 
@@ -27,6 +27,8 @@ class Controller:
     name: str
     programs: GoPrograms
     probe: Object = field(hash=False)
+    folder: str = "config/default"
+    """Of its manifests."""
     configure: Callable[[Sequence[Object]], None] = lambda _objects: None
     """Changes its objects before they are applied."""
 
@@ -46,6 +48,30 @@ JOBSET_CONTROLLER = Controller(
 )
 LWS_CONTROLLER = Controller(
     "lws", LWS, _probe("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", leaderWorkerTemplate={"size": 2, "workerTemplate": _TEMPLATE})
+)
+
+
+def _without_init_containers(objects: Sequence[Object]) -> None:
+    """KubeRay's init container would run Ray's own program, which our image lacks."""
+    [container] = _manager(objects)["spec"]["template"]["spec"]["containers"]
+    container.setdefault("env", []).append({"name": "ENABLE_INIT_CONTAINER_INJECTION", "value": "false"})
+
+
+KUBERAY_CONTROLLER = Controller(
+    "kuberay",
+    KUBERAY,
+    _probe("ray.io/v1", "RayCluster", headGroupSpec={"rayStartParams": {}, "template": _TEMPLATE}),
+    configure=_without_init_containers,
+)
+TRAINING_CONTROLLER = Controller(
+    "training-operator",
+    TRAINING_OPERATOR,
+    _probe(
+        "kubeflow.org/v1",
+        "PyTorchJob",
+        pytorchReplicaSpecs={"Master": {"replicas": 1, "template": {"spec": {"containers": [{**_CONTAINER, "name": "pytorch"}]}}}},
+    ),
+    "manifests/overlays/standalone",
 )
 
 
@@ -73,7 +99,7 @@ def _objects(kubectl: Kubectl, node: Cluster, controller: Controller) -> list[Ob
     rootfs = images.Rootfs(files={"manager": built_programs(controller.programs) / program})
     write_archive(archive, image, [rootfs.layer()], {"Entrypoint": ["/manager"], "User": str(UNPRIVILEGED)})
     node.import_image(archive)
-    source = module_source(controller.programs.module) / "config/default"
+    source = module_source(controller.programs.module) / controller.folder
     objects = list(yaml.safe_load_all(kubectl.run("kustomize", str(source))))
     spec = _manager(objects)["spec"]
     spec["replicas"] = 1

@@ -19,6 +19,7 @@ from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.controllers import KUEUE_CONTROLLER, installed
 from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import (
+    AGENT_NAMESPACE,
     CLIENT_IMAGE,
     GPU_MEMORY_MIB,
     GPUS,
@@ -422,3 +423,60 @@ def newest_slice(kubectl: Kubectl, owner: str) -> Object:
     """The conditions of the newest workload of an object."""
     found = sorted(workloads_of(kubectl, owner), key=lambda one: (one["metadata"]["creationTimestamp"], one["metadata"]["name"]))
     return {one["type"]: one["message"] for one in found[-1].get("status", {}).get("conditions", ())} if found else {}
+
+
+OTHER_MODELS = [f"other-model-{number}" for number in range(12)]
+"""Jobs that come at once: Kueue writes to some of their workloads while the check does."""
+
+
+@pytest.mark.timeout(300)
+def test_queue_with_check_admits_only_what_fits_on_gpus(kubectl: Kubectl, kueue: Kubectl) -> None:
+    del kueue
+    with example(kubectl, "kueue-fits"):
+        pods = [kubectl.get("pod", name) for name in running(kubectl, "fits", 2)]
+        [workload] = workloads_of(kubectl, "fits")
+        hold = f"{workload['metadata']['name']}/main"
+        assert [pod["metadata"]["annotations"][contract.ANNOTATION_HOLD] for pod in pods] == [hold] * 2
+        [check] = workload["status"]["admissionChecks"]
+        assert check["state"] == "Ready"
+        held = [place.partition("/")[0] for place in check["message"].split()[-2:]]
+        assert held == [pod["spec"]["nodeName"] for pod in pods]
+
+        # In sum there is room for these jobs. But "large" finds no GPU for its last pod, and the others want another model.
+        kubectl.apply(queued_job("large", Slice(130_000).limits, "fitting-gpus", pods=GPUS - 1))
+        wanted = {contract.ANNOTATION_GPU_TYPE: "A100"}
+        kubectl.apply(*(queued_job(name, Slice(1024).limits, "fitting-gpus", annotations=wanted) for name in OTHER_MODELS))
+        wait_for_reason(kubectl, "large", "6 of 7 pods")
+        for name in OTHER_MODELS:
+            wait_for_reason(kubectl, name, "0 of 1 pods")
+        kubectl.delete("job", "fits")
+        running(kubectl, "large", GPUS - 1)
+
+
+def wait_for_reason(kubectl: Kubectl, job: str, reason: str) -> None:
+    """Wait until the admission check says this of a job, which has its quota and is not started."""
+    eventually(lambda: reason in answer(kubectl, job), f"the check to say {reason} of {job}", seconds=START_SECONDS,
+               otherwise=lambda: explained_check(kubectl, job))  # fmt: skip
+    assert condition(kubectl, job, "QuotaReserved")["status"] == "True"
+    assert kubectl.get("job", job)["spec"]["suspend"]
+
+
+def answer(kubectl: Kubectl, job: str) -> str:
+    """What the admission check says of a job."""
+    return "".join(
+        one["message"] for workload in workloads_of(kubectl, job) for one in workload.get("status", {}).get("admissionChecks", ())
+    )
+
+
+def explained_check(kubectl: Kubectl, job: str) -> str:
+    """The status of a job's workload, of the checks and queues, and the latest log lines of the schedulers, which answer."""
+    statuses = [one.get("status", {}) for one in workloads_of(kubectl, job)]
+    others = [
+        [kind, one["metadata"]["name"], one.get("status", {})]
+        for kind in ("admissionchecks", "clusterqueues", "localqueues")
+        for one in kubectl.all(f"{kind}.kueue.x-k8s.io")
+    ]
+    logs = kubectl.within(AGENT_NAMESPACE).run(
+        "logs", "--selector=app.kubernetes.io/name=aliquot-scheduler", "--all-containers", "--prefix", "--tail=40"
+    )
+    return "\n".join([*(json.dumps(one) for one in [*statuses, *others]), logs])

@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import msgspec
@@ -82,8 +83,14 @@ def decode_claim(raw: msgspec.Raw | bytes) -> StoredClaim:
     allocation, metadata = found.status.allocation, found.metadata
     parts = None if allocation is None else tuple(map(_part, (one for one in allocation.devices.results or () if not one.admin_access)))
     users = tuple(user.uid for user in found.status.reserved_for or ())
-    shape = msgspec.json.encode(found.spec, order="deterministic")
-    return StoredClaim((metadata.namespace, metadata.name), metadata.uid, found.spec, shape, parts, users)
+    shape, spec = _shared(msgspec.json.encode(found.spec, order="deterministic"))
+    return StoredClaim((metadata.namespace, metadata.name), metadata.uid, spec, shape, parts, users)
+
+
+@lru_cache(maxsize=1024)
+def _shared(shape: bytes) -> tuple[bytes, Mapping[str, Any]]:
+    """Return one object for all equal specs: claims are made from templates, and a spec takes most of a claim's memory."""
+    return shape, msgspec.json.decode(shape)
 
 
 def _part(result: _Result) -> Part:

@@ -12,10 +12,12 @@ from tests.e2e.cluster.host import (
     CONTAINERD,
     HELM,
     JOBSET,
+    KUBERAY,
     KUBERNETES,
     KUEUE,
     KWOK,
     LWS,
+    TRAINING_OPERATOR,
     UnavailableError,
     built_programs,
     operator_definitions,
@@ -61,7 +63,7 @@ def _build(cluster: Cluster) -> int:
         return 1
     with ThreadPoolExecutor() as pool:
         ours = pool.submit(product_images)
-        for programs in (HELM, KUBERNETES, CONTAINERD, KUEUE, JOBSET, LWS, KWOK):
+        for programs in (HELM, KUBERNETES, CONTAINERD, KUEUE, JOBSET, LWS, KUBERAY, TRAINING_OPERATOR, KWOK):
             built_programs(programs)
         ours.result()
     operator_definitions()

@@ -56,6 +56,10 @@ KUEUE = GoPrograms(
 )
 JOBSET = GoPrograms(GoModule(CLUSTER_SOURCE / "jobset", "sigs.k8s.io/jobset"), "", ("jobset",))
 LWS = GoPrograms(GoModule(CLUSTER_SOURCE / "lws", "sigs.k8s.io/lws"), "", ("cmd",))
+KUBERAY = GoPrograms(GoModule(CLUSTER_SOURCE / "kuberay", "github.com/ray-project/kuberay/ray-operator"), "", ("ray-operator",))
+TRAINING_OPERATOR = GoPrograms(
+    GoModule(CLUSTER_SOURCE / "training-operator", "github.com/kubeflow/training-operator"), "", ("training-operator.v1",)
+)
 HELM = GoPrograms(
     GoModule(CLUSTER_SOURCE / "helm", "helm.sh/helm/v4"), "-X helm.sh/helm/v4/internal/version.version={version}", ("helm", "kustomize")
 )

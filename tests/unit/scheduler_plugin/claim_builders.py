@@ -99,4 +99,4 @@ def serve(context: ExtenderContext, *nodes: GpuNode) -> None:
     """Show slices of these nodes and the class, and complete the lists."""
     context.claims.pools.replace_classes([class_of()])
     context.claims.holds.replace_slices([slice_of(node) for node in nodes])
-    context.claims.is_listed = True
+    context.claims.is_current = True

@@ -7,6 +7,7 @@ import pytest
 
 from aliquot.contract import units
 from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.core.cluster.hold_uids import claim_uid
 from scheduler_plugin.core.cluster.pods import Use
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.cluster.state import ClusterState, Reservation, Stage
@@ -59,6 +60,12 @@ def test_a_pod_that_is_expected_is_shown_as_such(state):
 
 
 MIG: dict[str, Any] = {"mig_1g.10gb": "1"}
+
+
+def test_an_allocated_claim_is_no_pod_that_is_expected(state):
+    state.reserve(Reservation(claim_uid("c"), "n1", {"GPU-n1-0": Use(200, 0, 1, 1)}, HostDemand(0, 0), Stage.BINDING))
+    (part,) = picture(state).nodes[0].gpus[0].slices
+    assert (part.pod, part.memory_mib, part.stage) == ("ResourceClaim", 200, "")
 
 
 def test_a_mig_instance_is_shown_on_its_gpu_with_its_profile(state):

@@ -156,7 +156,7 @@ def test_what_is_not_predicted_is_left_to_kube_scheduler(name: str):
 
 def test_claims_are_left_to_kube_scheduler_until_all_are_listed():
     context = cluster()
-    context.claims.is_listed = False
+    context.claims.is_current = False
     context.claims.holds.set_claim(claim_of("mine", asking(memory="5000Mi")))
     assert filtered(context, pod_json("p", "mine")) == (NODES, {})
 
@@ -308,7 +308,7 @@ def test_kept_verdicts_equal_new_ones_after_any_history(steps: list[tuple[Any, .
                 one = slice_of(make_node(node, 2))
                 (claims.holds.set_slice if there else claims.holds.drop_slice)(one)
     fresh = ClaimVerdicts(state, context.verdicts.shapes, Policy.FRAG, context.clock, 10.0)
-    fresh.pools, fresh.is_listed = claims.pools, True
+    fresh.pools, fresh.is_current = claims.pools, True
     for number in (4, 5, 6):
         pod = pod_of(f"p{number}", str(number))
         query = claims.query(pod)

@@ -57,9 +57,24 @@ def test_claims_are_judged_once_all_three_kinds_are_listed():
     context = make_context(ClusterState())
     watch = ClaimWatch(context.claims)
     for receiver in (watch.slices, watch.classes, watch.claims):
-        assert not context.claims.is_listed
+        assert not context.claims.is_current
         receiver.listed([])
-    assert context.claims.is_listed
+    assert context.claims.is_current
+
+
+@pytest.mark.parametrize("kind", ["slices", "classes", "claims"])
+@pytest.mark.parametrize("again", ["opened", "listed"])
+def test_pod_is_left_to_kube_scheduler_while_a_stream_is_broken(kind: str, again: str):
+    context, watch = watched()
+    receiver = getattr(watch, kind)
+    watch.claims.changed(held())
+    watch.claims.changed(mine := claim_of("new", asking(memory="500Mi")))
+    assert refused(context, "new")
+    receiver.trouble("the API server does not answer")
+    assert not refused(context, "new")
+    lists = {"slices": [slice_of(make_node("n1", 1))], "classes": [class_of()], "claims": [held(), mine]}
+    receiver.opened() if again == "opened" else receiver.listed(lists[kind])
+    assert refused(context, "new")
 
 
 @pytest.mark.parametrize("way", ["deleted", "freed", "not in the list"])
@@ -165,3 +180,10 @@ def test_objects_of_streams_are_decoded():
     raw["status"] = {"allocation": {"devices": {"results": results}}, "reservedFor": [{"uid": "p"}]}
     claim = decode_claim(msgspec.Raw(msgspec.json.encode(raw)))
     assert ([part.device[2] for part in claim.parts or ()], claim.reserved_for) == (["gpu-0"], ("p",))
+
+
+def test_equal_specs_of_claims_are_one_object():
+    one, other = claim_of("a", asking(memory="1Mi")), claim_of("b", asking(memory="1Mi"))
+    assert (one.spec, one.shape) == (other.spec, other.shape)
+    assert one.spec is other.spec
+    assert one.shape is other.shape
