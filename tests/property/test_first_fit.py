@@ -291,7 +291,7 @@ def test_prediction_is_the_allocation_of_kubernetes(allocator: Allocator, case: 
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(21600)
 @settings(max_examples=MANY_CASES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(cases())
 def test_prediction_is_the_allocation_in_many_cases(allocator: Allocator, case: Json) -> None:
