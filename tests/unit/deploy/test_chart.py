@@ -134,7 +134,7 @@ def test_a_directory_of_the_settings_is_mounted_from_the_node(renderer: Renderer
     assert agent_mounts(after) == {at: inside for at, inside in agent_mounts(before).items() if at != gone} | {path: path}
 
 
-def test_kubelet_dir_moves_all_mounts_but_the_fixed_path(renderer: Renderer) -> None:
+def test_kubelet_directory_is_mounted_from_the_node_but_for_its_fixed_part(renderer: Renderer) -> None:
     elsewhere = "/var/lib/k0s/kubelet"
     values = {"components": ["dra"], "agent": {"settings": {"kubeletDir": elsewhere}}}
     mounts = agent_mounts(renderer.charted(values))

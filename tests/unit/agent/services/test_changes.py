@@ -60,7 +60,7 @@ async def test_follower_misses_no_change():
 
 async def test_paced_wait_returns_many_changes_together(monkeypatch):
     pace = asyncio.Event()
-    monkeypatch.setattr(module.asyncio, "sleep", lambda _: pace.wait())
+    monkeypatch.setattr(asyncio, "sleep", lambda _: pace.wait())
     changes = Changes()
     waiting = asyncio.ensure_future(changes.paced_after(0))
     await asyncio.wait([waiting], timeout=0)
