@@ -81,9 +81,8 @@ class Settings:
         Placement.ASSIGNED
     )
     placement_policy: Annotated[Policy, Row("how local placement chooses among the GPUs that fit")] = Policy.FRAG
-    publish_node_status: Annotated[
-        bool, Row("publish vgpu-memory and vgpu-cores in the node's capacity, and a condition that says whether all GPUs are healthy")
-    ] = True
+    publish_node_capacity: Annotated[bool, Row("publish vgpu-memory and vgpu-cores in the node's capacity")] = True
+    publish_node_condition: Annotated[bool, Row("publish a node condition that says whether all GPUs are healthy")] = True
     publish_gpu_node: Annotated[bool, Row("publish the node's gpunodes object, and apply the cordons set in it")] = True
     metrics_address: Annotated[
         str, Row("host:port of /metrics, /healthz and /readyz; 0.0.0.0 means all addresses, IPv6 included; port 0 picks a free port")

@@ -171,8 +171,8 @@ class Settings:
     translate_to_claims: Annotated[
         bool,
         Row(
-            "turn the vGPUs that pods request into ResourceClaims, for nodes with allocation dra; the label aliquot.dev/allocation of pods "
-            "and namespaces decides before; needs the feature gate DynamicResourceAllocation"
+            "turn the vGPUs that pods request into ResourceClaims, for nodes with allocation dra; the label aliquot.dev/allocation of a "
+            "pod or namespace overrides it; needs the feature gate DynamicResourceAllocation"
         ),
     ] = False
     lease_name: Annotated[str, Row("lease with which the replicas elect a leader; empty: there is only this replica")] = ""

@@ -16,7 +16,7 @@ class Telemetry:
         self.registry = CollectorRegistry()
         seconds = Histogram(
             f"{METRIC_PREFIX}operation_duration_seconds",
-            "Time of one operation: a call of kubelet, waiting for the pod included; preparing one claim; reading all GPUs; one reconcile.",
+            "Time of one operation: a call of kubelet with its wait for the pod, a claim's preparation, reading all GPUs, one reconcile.",
             ("operation",),
             buckets=_SECONDS,
             registry=self.registry,

@@ -136,8 +136,9 @@ def _troubles(parts: Parts) -> Callable[[], Sequence[str]]:
 def _publisher(parts: Parts) -> NodePublisher:
     setup, settings, api, state = parts.setup, parts.setup.settings, parts.cluster.api, parts.driver.state
     targets: list[Target] = []
-    if settings.publish_node_status:
+    if settings.publish_node_capacity:
         targets.append(CapacityTarget(setup.node_name, api=api, state=state, offered=settings.allocation is Allocation.PLUGIN))
+    if settings.publish_node_condition:
         targets.append(ConditionTarget(setup.node_name, api=api, state=state))
     if settings.publish_gpu_node:
         facts = NodeFacts(setup.node_name, setup.version, settings.shares_per_gpu, settings.memory_oversubscription, settings.allocation)

@@ -35,7 +35,7 @@ NOT_IN_THE_CHART = {
         "node_name": "the manifest takes it from the pod",
         "pod_ip": "the manifest takes it from the pod",
         "placement": "set by the variant",
-        "publish_node_status": "kube-scheduler's configuration would need another list of resources",
+        "publish_node_capacity": "kube-scheduler's configuration would need another list of resources",
         "metrics_address": "the pod's port, which `kubectl vgpu` uses",
         "proc_dir": "a mount",
         "host_dir": "a mount of the component driver-limits",

@@ -414,7 +414,7 @@ async def play(directory: Path, seed: int, seconds: float) -> Chaos:
     """Play one history, of so many seconds at least, on a node of two GPUs that are shared and one that is partitioned."""
     print(f"chaos seed: {seed}; {SEED_ENV}={seed} runs it again")
     # without capacity in the node's status, kubelet admits more than there is, and only the ledger stands in the way
-    sharing = ("--placement=assigned", "--pod-wait-seconds=2", "--publish-node-status=false", f"--memory-oversubscription={BURST}")
+    sharing = ("--placement=assigned", "--pod-wait-seconds=2", "--publish-node-capacity=false", f"--memory-oversubscription={BURST}")
     flags = (*sharing, "--mig-strategy=dynamic", f"--nvidia-ctk={ctk(directory)}", *limits_by_driver(directory))
     topology = a100_topology(directory, whole=WHOLE_GPUS, driver=DRIVER_WITH_LIMITS)
     async with make_node(topology, *flags, mps_control=mps_program(directory)) as node:

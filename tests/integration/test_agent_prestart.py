@@ -255,7 +255,7 @@ class TestManyPods:
             assert sorted(promised_mib(node).values()) == [1024, 1024]
 
     async def test_a_full_node_refuses_the_rest_and_serves_them_as_others_end(self):
-        async with make_node("t4x2", "--publish-node-status=false") as node:  # else kubelet itself would refuse the fifth
+        async with make_node("t4x2", "--publish-node-capacity=false") as node:  # else kubelet itself would refuse the fifth
             half = USABLE_T4_MIB // 2
             names = [f"p{number}" for number in range(5)]
             for name in names:

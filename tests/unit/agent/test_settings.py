@@ -13,7 +13,7 @@ def test_defaults_need_no_configuration():
     settings = Settings.load([], {})
     assert settings.shares_per_gpu == 16
     assert settings.placement is Placement.ASSIGNED
-    assert settings.publish_node_status
+    assert settings.publish_node_capacity
     assert str(settings.device_plugin_dir) == contract.KUBELET_DEVICE_PLUGIN_DIR
     assert str(settings.pod_resources_socket) == "/var/lib/kubelet/pod-resources/kubelet.sock"
 
@@ -33,9 +33,9 @@ def test_the_file_may_be_json_and_named_by_the_environment(tmp_path):
     assert (settings.interposition, settings.nvml_timeout_seconds) == (Interposition.PRELOAD, 2.0)
 
 
-@pytest.mark.parametrize(("argv", "value"), [(["--publish-node-status"], True), (["--publish-node-status=false"], False)])
+@pytest.mark.parametrize(("argv", "value"), [(["--publish-node-capacity"], True), (["--publish-node-capacity=false"], False)])
 def test_a_boolean_flag_may_stand_alone(argv, value):
-    assert Settings.load(argv, {}).publish_node_status is value
+    assert Settings.load(argv, {}).publish_node_capacity is value
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_boolean_flag_may_stand_alone(argv, value):
         (["--reconcile-seconds=10.5"], {}, r"out of range for reconcileSeconds; want a number from 0.05 to 10"),
         (["--cdi-dir=cdi"], {}, r"want an absolute path"),
         (["--metrics-address=9402"], {}, r"want host:port"),
-        (["--publish-node-status=perhaps"], {}, r"want true or false"),
+        (["--publish-node-capacity=perhaps"], {}, r"want true or false"),
         (["--health-hard-xids=62,all"], {}, r"healthHardXids '62,all': want XIDs by number"),
         (["--no-such-flag"], {}, r"unrecognized arguments: --no-such-flag"),
         (["--config=/no/such/file"], {}, r"configuration file /no/such/file: No such file"),

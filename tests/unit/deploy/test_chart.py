@@ -87,10 +87,10 @@ def pod_of(objects: list[Object], kind: str, name: str) -> Object:
 
 
 def test_settings_override_file_and_roll_pods(renderer: Renderer) -> None:
-    values = {"agent": {"settings": {"sharesPerGpu": 4, "publishGpuNode": True}}, "scheduler": {"settings": {"policy": "binpack"}}}
+    values = {"agent": {"settings": {"sharesPerGpu": 4, "publishNodeCondition": False}}, "scheduler": {"settings": {"policy": "binpack"}}}
     before, after = renderer.charted({}), renderer.charted(values)
     of_agent = yaml.safe_load(the(after, "ConfigMap", "aliquot-agent")["data"]["config.yaml"])
-    assert of_agent == {"placement": "assigned", "sharesPerGpu": 4, "publishGpuNode": True}
+    assert of_agent == {"placement": "assigned", "sharesPerGpu": 4, "publishNodeCondition": False}
     assert yaml.safe_load(the(after, "ConfigMap", "aliquot-scheduler-config")["data"]["config.yaml"])["policy"] == "binpack"
     names = [{item["metadata"]["name"] for item in objects if item["kind"] == "ConfigMap"} for objects in (before, after)]
     assert not names[0] & names[1]
