@@ -75,20 +75,19 @@ async def _run_alone(settings: Settings, environ: Mapping[str, str], place: Plac
         parts.claims.watcher.start(parts.claims.cache)
         parts.claims.open()
     tasks = [asyncio.ensure_future(service) for service in services]
-    stopping, leaving = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(asked_to_leave(place.succession))
+    stopping, leaving = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(_leave(parts, place))
     try:
         done, _ = await asyncio.wait([*tasks, stopping, leaving], return_when=asyncio.FIRST_COMPLETED)
         for task in done - {stopping}:
             await task  # a service ends only with an error
-        if leaving in done:
-            await _retire(parts, place)
         logger.info("stopping: %s", "another agent of this node takes over" if leaving in done else "a signal came")
     finally:
         await _shut_down([*tasks, stopping, leaving], parts, watchers)
 
 
-async def _retire(parts: Parts, place: Place) -> None:
-    """Finish the calls about claims. Kubelet sends new ones to the next agent, which waits for this one."""
+async def _leave(parts: Parts, place: Place) -> None:
+    """Return when another agent has asked for the place and the calls about claims are finished. Kubelet sends new ones to that agent."""
+    await asked_to_leave(place.succession)
     place.succession.retire()
     if parts.claims is not None:
         await parts.claims.front.drain()

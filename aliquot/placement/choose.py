@@ -15,6 +15,7 @@ from aliquot.placement import mig, score
 from aliquot.placement.demand import GENERIC, Demand
 from aliquot.placement.device import AccountingError, DeviceState
 from aliquot.placement.fit import Reject, reject_reason, share_on
+from aliquot.placement.partition import choose_instances
 from aliquot.placement.refusal import Refusal, refuse
 from aliquot.placement.search import Candidate, Search
 from aliquot.placement.together import Layout, lay_out
@@ -217,7 +218,7 @@ def _choose_instances(
     shares: dict[str, list[DeviceShare]] = {}
     states = list(fitting)
     for profile, count in sorted(request.mig, key=lambda asked: -size.get(asked[0], 0)):
-        instances = mig.choose_instances(states, profile, count, spread=policy is Policy.SPREAD, preferred_uuids=preferred_uuids)
+        instances = choose_instances(states, profile, count, policy, preferred_uuids=preferred_uuids)
         if instances is None:
             return None
         shares[profile] = [DeviceShare(instance.uuid, units.floor_to_mib(instance.memory_bytes)) for instance in instances]

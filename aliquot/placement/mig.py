@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG: profile names, their resources, and the choice among the instances of a node.
+"""MIG: profile names, their resources, and which instances of a device are free. partition.py chooses among them.
 
 A container gets a whole instance, so only free instances matter, not amounts. If the agent of a node creates instances on demand, the
 inventory lists the places for them among the device's instances. A place is free if no existing or promised instance overlaps it, and
@@ -8,7 +8,7 @@ the device has the media engines that it needs.
 
 import operator
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -81,10 +81,11 @@ def free_instances(state: DeviceState, profile: str) -> tuple[MigInstance, ...]:
 
     If the node's agent creates instances on demand, these include the places at which it can create one now.
     """
-    return _free(state.device.mig_instances, profile, state.used_instances)
+    return free_among(state.device.mig_instances, profile, state.used_instances)
 
 
-def _free(instances: Collection[MigInstance], profile: str, used_uuids: Collection[str]) -> tuple[MigInstance, ...]:
+def free_among(instances: Collection[MigInstance], profile: str, used_uuids: Collection[str]) -> tuple[MigInstance, ...]:
+    """Return the free ones among the instances and places of one device, as ``free_instances``. Args: used_uuids: those in use."""
     made = [place for place in instances if place.on_demand and place.uuid in used_uuids]
     there = [instance for instance in instances if not instance.on_demand] + made
     alike = sum(other.profile == profile for other in there)
@@ -139,7 +140,7 @@ def rooms(instances: Collection[MigInstance], used_uuids: Collection[str]) -> Ma
 
 def _room(instances: Collection[MigInstance], profile: str, used_uuids: Collection[str]) -> int:
     used, count = set(used_uuids), 0
-    while free := _free(instances, profile, used):  # all of one profile have one size, so taking the first is best
+    while free := free_among(instances, profile, used):  # all of one profile have one size, so taking the first is best
         used.add(free[0].uuid)
         count += 1
     return count
@@ -182,47 +183,3 @@ def size_of(instance: MigInstance) -> int:
 
 def _covered(instances: Collection[MigInstance]) -> set[int]:
     return {at for instance in instances for at in range(instance.placement_start, instance.placement_start + size_of(instance))}
-
-
-def choose_instances(
-    states: Sequence[DeviceState], profile: str, count: int, *, spread: bool, preferred_uuids: Collection[str] = ()
-) -> tuple[MigInstance, ...] | None:
-    """Choose free instances of one profile on usable devices; None if there are too few.
-
-    Preferred instances come first. The others are packed: first from the devices with the most instances in use, so that whole devices stay
-    free for another partition. With ``spread`` they come from the devices with the fewest, one at a time. On one device, an existing
-    instance comes before a place, and among places the one that takes the least room from others comes first.
-    """
-    chosen: list[MigInstance] = []
-    used = {state.device.uuid: set(state.used_instances) for state in states}
-    order = {state.device.uuid: position for position, state in enumerate(states)}
-    devices = {state.device.uuid: state.device for state in states}
-
-    def cost(instance: MigInstance) -> tuple[bool, int, int, int, int, str]:
-        in_use = len(used[instance.parent_uuid])
-        return (
-            instance.uuid not in preferred_uuids,
-            in_use if spread else -in_use,
-            order[instance.parent_uuid],
-            _room_lost(devices[instance.parent_uuid], instance, used[instance.parent_uuid]),
-            instance.placement_start,
-            instance.uuid,
-        )
-
-    for _ in range(count):
-        free = [instance for uuid, device in devices.items() for instance in _free(device.mig_instances, profile, used[uuid])]
-        if not free:
-            return None
-        instance = min(free, key=cost)
-        used[instance.parent_uuid].add(instance.uuid)
-        chosen.append(instance)
-    return tuple(chosen)
-
-
-def _room_lost(device: Device, instance: MigInstance, used_uuids: Collection[str]) -> int:
-    """Add up the sizes of the other places that a new instance here would block; 0 for an existing instance."""
-    if not instance.on_demand:
-        return 0
-    profiles = {place.profile for place in device.mig_instances if place.on_demand}
-    free = (place for profile in profiles for place in _free(device.mig_instances, profile, used_uuids))
-    return sum(place.placement_size for place in free if place.overlaps(instance))

@@ -451,7 +451,7 @@ def main() -> None:
         behaviours = list(every_behaviour(2 if options.quick else 10))
         by_behaviour = list(shares_by_behaviour.measure(node, behaviours[:: 4 if options.quick else 1], 5 if options.quick else 10))
         if not options.json:
-            behaviour_header = ("behaviour", "limit 10", "its first second", "neighbour, limit 90")
+            behaviour_header = ("behaviour", "limit 10", "its first second", "neighbour, limit 90", "without a limit")
             report.table("Compute shares by behaviour, percent", behaviour_header, [_behaviour_cells(one) for one in by_behaviour])
         bursts = 5 if options.quick else 20
         shim = {
@@ -492,7 +492,7 @@ def _beside_bare(row: Row, found: float) -> tuple[str, str, str]:
 
 
 def _behaviour_cells(one: shares_by_behaviour.Result) -> tuple[str, ...]:
-    return (str(one.behaviour), f"{one.tenant:.1f}", f"{one.first_second:.1f}", f"{one.neighbour:.1f}")
+    return (str(one.behaviour), f"{one.tenant:.1f}", f"{one.first_second:.1f}", f"{one.neighbour:.1f}", f"{one.unlimited:.1f}")
 
 
 def _share_cells(share: Share) -> tuple[str, ...]:

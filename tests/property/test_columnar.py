@@ -316,7 +316,7 @@ def test_the_cost_of_a_row_is_that_of_the_scalar_score(data):
         return
     view = state.view("n1")
     if request.mig:
-        terms = mig_terms(view, request.mig, policy)
+        terms = mig_terms(view, request, wishes, policy, demand)
     else:
         positions = nominal(view, request, wishes, policy)
         terms = vgpu_terms(

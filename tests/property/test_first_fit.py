@@ -26,6 +26,8 @@ from scheduler_plugin.core.claims.objects import claim_of, devices_of
 MODULE = Path(__file__).parent.parent / "e2e/cluster"
 CASES = 300
 """Of a run of the suite; about half of them fit."""
+MANY_CASES = 100_000
+"""Of the long form."""
 DRIVER, NODE = "gpu.aliquot.dev", "node-1"
 NUMA = "resource.kubernetes.io/numaNode"
 OURS = f"device.driver == '{DRIVER}'"
@@ -120,36 +122,111 @@ def devices(draw: st.DrawFn, name: str) -> Json:
     return device
 
 
+def amounts(**values: object) -> Json:
+    return {name.replace("_", "-"): {"value": str(value)} for name, value in values.items()}
+
+
+def partition(gpu: Json, name: str, memory: str, counters: Json) -> Json:
+    """A part of a GPU that a claim has alone."""
+    own = {"allowMultipleAllocations": False, "capacity": {"memory": {"value": memory}}}
+    return {**gpu, **own, "name": f"{gpu['name']}-{name}", "consumesCounters": [{"counterSet": gpu["name"], "counters": counters}]}
+
+
+@st.composite
+def fixed_profiles(draw: st.DrawFn, gpu: Json) -> tuple[Json, list[Json]]:
+    """A GPU with shares of any size, or else with shares of fixed sizes."""
+    whole = amounts(memory="16Gi", shares=draw(st.sampled_from([2, 16])))
+    sizes = draw(st.lists(st.sampled_from([2, 4, 8]), min_size=1, max_size=2, unique=True))
+    fixed = [
+        partition(gpu, f"{size}g-{number}", f"{size}Gi", amounts(memory=f"{size}Gi", shares=1)) for size in sizes for number in range(2)
+    ]
+    return whole, [{**gpu, "consumesCounters": [{"counterSet": gpu["name"], "counters": whole}]}, *fixed]
+
+
+@st.composite
+def mig_places(draw: st.DrawFn, gpu: Json) -> tuple[Json, list[Json]]:
+    """Places for MIG instances, which overlap, beside the whole GPU."""
+    whole = amounts(**{f"slice_{number}": 1 for number in range(4)}, engines=draw(st.integers(1, 3)))
+    spans = draw(st.lists(st.sampled_from([(0, 1), (1, 1), (2, 1), (3, 1), (0, 2), (2, 2), (0, 4)]), min_size=1, max_size=5, unique=True))
+    places = [
+        partition(gpu, f"{size}-{start}", f"{4 * size}Gi", amounts(**{f"slice_{at}": 1 for at in range(start, start + size)}, engines=1))
+        for start, size in spans
+    ]
+    shared = [{**gpu, "consumesCounters": [{"counterSet": gpu["name"], "counters": whole}]}] if draw(st.booleans()) else []
+    return whole, draw(st.permutations([*shared, *places]))
+
+
+@st.composite
+def any_draws(draw: st.DrawFn, gpu: Json) -> tuple[Json, list[Json]]:
+    """Devices that draw anything, at times what no set has."""
+    found = []
+    for number in range(draw(st.integers(1, 3))):
+        names = draw(st.lists(st.sampled_from(["a"] * 20 + ["b"] * 20 + ["c"]), max_size=2, unique=True))
+        counters = amounts(**{name: draw(st.integers(0, 3)) for name in names})
+        shared = {} if draw(st.booleans()) else {"allowMultipleAllocations": False}
+        listed = [{"counterSet": gpu["name"], "counters": counters}] if draw(st.booleans()) else []
+        found.append({**gpu, **shared, "name": f"{gpu['name']}-{number}", "consumesCounters": listed})
+    return amounts(a=draw(st.integers(0, 4)), b=2), found
+
+
+@st.composite
+def with_counters(draw: st.DrawFn, names: list[str]) -> tuple[list[Json], list[Json]]:
+    """Devices, and the sets of counters that they draw on."""
+    sets, found = [], []
+    for name in names:
+        gpu = draw(shared_devices(name))
+        if (form := draw(st.sampled_from([None, fixed_profiles, mig_places, any_draws]))) is None:
+            found.append(gpu)
+            continue
+        counters, listed = draw(form(gpu))
+        sets.append({"name": name, "counters": counters})
+        found += listed
+    return found, sets + (sets[:1] if draw(st.integers(0, 40)) == 40 else [])
+
+
 @st.composite
 def slices(draw: st.DrawFn) -> list[Json]:
     found = []
     numbers = itertools.count()
     for pool in draw(st.lists(st.sampled_from([NODE, "a-pool", "z-pool"]), min_size=1, max_size=3, unique=True)):
-        count, generation = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+        count, generation, drawing = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.booleans())
+        own, sets = [], []
         for part in draw(st.permutations(range(count))):
-            names = [f"gpu-{next(numbers)}" for _ in range(draw(st.sampled_from([0, 2, 3, 4, 5])))]
-            listed = [draw(devices(name)) for name in names]
+            node = NODE if draw(st.integers(0, 20)) < 20 else "node-2"
+            names = [f"gpu-{next(numbers)}" for _ in range(draw(st.sampled_from([0, 1, 2] if drawing else [0, 2, 3, 4, 5])))]
+            listed, further = draw(with_counters(names)) if drawing and node == NODE else ([draw(devices(name)) for name in names], [])
+            sets += further
+            own.append((f"{pool}-{part}", node, {"devices": listed}))
+        if sets:  # they are for the whole pool, on any node
+            own.append(
+                (
+                    f"{pool}-{draw(st.sampled_from(['0-counters', 'counters']))}",
+                    draw(st.sampled_from([NODE, NODE, "node-2"])),
+                    {"sharedCounters": sets},
+                )
+            )
+        for name, node, content in draw(st.permutations(own)):
             missing = draw(st.integers(0, 30)) == 30
             spec = {
                 "driver": DRIVER,
-                "nodeName": NODE if draw(st.integers(0, 20)) < 20 else "node-2",
-                "pool": {"name": pool, "generation": generation - missing, "resourceSliceCount": count},
-                "devices": listed,
+                "nodeName": node,
+                "pool": {"name": pool, "generation": generation - missing, "resourceSliceCount": len(own)},
+                **content,
             }
-            found.append({"metadata": {"name": f"{pool}-{part}"}, "spec": spec})
+            found.append({"metadata": {"name": name}, "spec": spec})
     return found
 
 
 @st.composite
 def exactly(draw: st.DrawFn) -> Json:
-    amounts = draw(st.fixed_dictionaries({}, optional={"memory": ASKED, "cores": st.sampled_from(["1", "30", "60"])}))
+    asked = draw(st.fixed_dictionaries({}, optional={"memory": ASKED, "cores": st.sampled_from(["1", "30", "60"])}))
     if draw(st.integers(0, 50)) == 50:
-        amounts["unknown"] = "1"
+        asked["unknown"] = "1"
     return {
         "deviceClassName": draw(st.sampled_from(["any", "any", "fast"])),
         "allocationMode": "ExactCount",
         "count": draw(st.sampled_from([1, 1, 1, 1, 2, 2, 3, 17])),
-        **({"capacity": {"requests": amounts}} if amounts else {}),
+        **({"capacity": {"requests": asked}} if asked else {}),
         **({"selectors": [{"cel": {"expression": ON_NODE_0}}]} if draw(st.integers(0, 4)) == 4 else {}),
         **({"tolerations": found} if (found := draw(TOLERATIONS)) else {}),
     }
@@ -177,11 +254,11 @@ def cases(draw: st.DrawFn) -> Json:
     found = draw(slices())
     allocated = []
     for one in found:
-        for device in one["spec"]["devices"]:
+        for device in one["spec"].get("devices", ()):
             key = {"driver": DRIVER, "pool": one["spec"]["pool"]["name"], "device": device["name"]}
             if not device["allowMultipleAllocations"]:
                 allocated += [key] if draw(st.integers(0, 3)) == 3 else []
-            elif draw(st.integers(0, 2)) == 2:
+            elif draw(st.booleans() if device.get("consumesCounters") else st.sampled_from([False, False, True])):
                 consumed = {"memory": draw(ASKED), "cores": draw(st.sampled_from(["1", "50", "100"])), "shares": "1"}
                 allocated.append({**key, "consumed": consumed})
     asked = [draw(claims(f"claim-{number}")) for number in range(draw(st.sampled_from([1, 1, 2, 3])))]
@@ -210,6 +287,18 @@ def as_taken(result: Json) -> Taken:
 @settings(max_examples=CASES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(cases())
 def test_prediction_is_the_allocation_of_kubernetes(allocator: Allocator, case: Json) -> None:
+    compare(allocator, case)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(21600)
+@settings(max_examples=MANY_CASES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(cases())
+def test_prediction_is_the_allocation_in_many_cases(allocator: Allocator, case: Json) -> None:
+    compare(allocator, case)
+
+
+def compare(allocator: Allocator, case: Json) -> None:
     try:
         prediction = predicted(case)
     except SearchTooLongError:  # the allocator would take as many steps

@@ -3,12 +3,14 @@
 
 Since Kubernetes 1.36 the search is deterministic. It goes through the requests of all claims in order, and for each device that a request
 needs through the node's devices in order (``slices`` has that order). Within a request it only goes forward, and it goes back when a later
-request finds nothing. This is the same search, without devices that draw on shared counters, modes other than a count, and admin access.
+request finds nothing. A device that draws on the counters of its pool needs what it draws to be free there. If several claims can consume
+parts of it, the first draws for all of them. This is the same search, without modes other than a count, and admin access.
 tests/property/test_first_fit.py compares it with Kubernetes' own allocator.
 Source: k8s.io/dynamic-resource-allocation/structured, ``allocateOne``
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -27,6 +29,8 @@ not fit; kube-scheduler gives up after 10 s on a node."""
 
 DeviceKey = tuple[str, str, str]
 """Driver, pool and name."""
+PoolKey = tuple[str, str]
+"""Driver and name."""
 Amounts = Mapping[str, Fraction]
 
 
@@ -85,6 +89,20 @@ class Toleration:
         )  # fmt: skip
 
 
+CounterKey = tuple[str, str, str, str]
+"""Driver and pool, the counter's set, and its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What a device takes of a counter while it is in use."""
+
+    counter: CounterKey
+    amount: Fraction
+    total: Fraction
+    """What all devices together can take."""
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """A device of a node."""
@@ -96,6 +114,8 @@ class Device:
     attributes: Mapping[str, object] = field(default_factory=dict)
     """Values by the whole name, with its domain."""
     taints: tuple[Taint, ...] = ()
+    draws: tuple[Draw, ...] = ()
+    """One for each counter at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +214,7 @@ class _Search:
         self._alone = set(usage.alone)
         self._consumed = {key: dict(amounts) for key, amounts in usage.consumed.items()}
         self._by_key = {device.key: device for device in devices}
+        self._counters = _Counters(devices, usage)
         self._effort = effort
         self._met: dict[tuple[str, DeviceKey], bool] = {}
 
@@ -242,7 +263,7 @@ class _Search:
         """Return what the request would consume of a device; None if it cannot have it."""
         if device.key in self._alone or not self._is_selected(request, device):
             return None
-        if any(not any(one.covers(taint) for one in request.tolerations) for taint in device.taints):
+        if not self._counters.suffice(device) or any(not any(one.covers(taint) for one in request.tolerations) for taint in device.taints):
             return None
         consumed = self._amounts(request, device)
         return consumed if consumed is not None and self._matches(number, request, device) else None
@@ -289,15 +310,56 @@ class _Search:
         self.taken[number].append(taken)
         if not device.shared:
             self._alone.add(device.key)
+        self._counters.take(device)
         self._add(taken, 1)
 
     def _give_back(self, number: int, device: Device) -> None:
         taken = self.taken[number].pop()
         if not device.shared:
             self._alone.discard(device.key)
+        self._counters.give_back(device)
         self._add(taken, -1)
 
     def _add(self, taken: Taken, sign: int) -> None:
         sums = self._consumed.setdefault(taken.device, {})
         for name, amount in taken.consumed.items():
             sums[name] = sums.get(name, Fraction(0)) + sign * amount
+
+
+class _Counters:
+    """What is left of the counters of each pool."""
+
+    def __init__(self, devices: Sequence[Device], usage: Usage) -> None:
+        self._left: dict[PoolKey, dict[CounterKey, Fraction]] = {}
+        self._users: Counter[DeviceKey] = Counter(dict.fromkeys((*usage.alone, *usage.consumed), 1))
+        """By device, the uses of it."""
+        for device in devices:
+            left = self._left.setdefault(device.key[:2], {})
+            for draw in device.draws:
+                left.setdefault(draw.counter, draw.total)
+        for device in devices:
+            if self._users[device.key]:
+                self._draw(device, 1)
+
+    def suffice(self, device: Device) -> bool:
+        """Whether the device can be taken. If a counter of its pool is used beyond its total, no device of the pool can draw at all."""
+        if not device.draws or (device.shared and self._users[device.key]):
+            return True
+        drawn = {draw.counter: draw.amount for draw in device.draws}
+        return all(left >= drawn.get(counter, 0) for counter, left in self._left[device.key[:2]].items())
+
+    def take(self, device: Device) -> None:
+        """Note one more use."""
+        if not self._users[device.key]:
+            self._draw(device, 1)
+        self._users[device.key] += 1
+
+    def give_back(self, device: Device) -> None:
+        """Note one use less."""
+        self._users[device.key] -= 1
+        if not self._users[device.key]:
+            self._draw(device, -1)
+
+    def _draw(self, device: Device, sign: int) -> None:
+        for draw in device.draws:
+            self._left[device.key[:2]][draw.counter] -= sign * draw.amount

@@ -2,17 +2,18 @@
 """Reads ResourceSlices, DeviceClasses and ResourceClaims, as JSON, into what ``first_fit`` works with. Pure.
 
 Invariant: the devices of a node come in the order of kube-scheduler's search: pools by driver and name, in a pool slices by name, in a
-slice devices as listed. Pools with binding conditions come last; incomplete pools, and those that name a device twice, are left out.
+slice devices as listed. Pools with binding conditions come last. Incomplete pools are left out, and those that name a device or a set of
+counters twice, or draw on counters that they do not have.
 Source: https://pkg.go.dev/k8s.io/api/resource/v1, and k8s.io/dynamic-resource-allocation/structured, ``GatherPools``
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from typing import Any, Final
 
 from aliquot.contract.errors import ContractError
 from aliquot.contract.units import parse_quantity
-from scheduler_plugin.core.claims.first_fit import Capacity, Claim, Device, Match, Request, Taint, Toleration
+from scheduler_plugin.core.claims.first_fit import Capacity, Claim, Device, Draw, Match, PoolKey, Request, Taint, Toleration
 
 Json = Mapping[str, Any]
 
@@ -23,15 +24,19 @@ _KINDS: Final = ("string", "int", "bool", "version")
 def devices_of(node: str, slices: Iterable[Json]) -> Sequence[Device]:
     """Return the devices that only this node has, in the search's order.
 
-    Raises: ContractError: a device draws on shared counters, which the search here does not know; or a quantity cannot be read.
+    Raises: ContractError: devices of other nodes may draw on the counters of a pool here; or a quantity cannot be read.
     """
-    pools: dict[tuple[str, str], list[Json]] = {}
+    pools: dict[PoolKey, list[Json]] = {}
     for one in slices:
         pools.setdefault((one["spec"]["driver"], one["spec"]["pool"]["name"]), []).append(one)
-    complete = {key: found for key, members in sorted(pools.items()) if (found := _usable(node, members))}
-    last = {key for key, members in complete.items() if any(raw.get("bindingConditions") for raw in _raw_devices(members))}
-    ordered = [*(key for key in complete if key not in last), *(key for key in complete if key in last)]
-    return [_device(key, raw) for key in ordered for raw in _raw_devices(complete[key])]
+    usable = {key: found for key, members in pools.items() if (found := _usable(node, members))}
+    totals = {key: _totals(members) for key, members in usable.items()}
+    _check_names([pool for (_, pool), found in totals.items() if found])
+    return [_device(key, raw, totals[key]) for key in _in_order(usable) for raw in _raw_devices(usable[key])]
+
+
+def _in_order(pools: Mapping[PoolKey, Sequence[Json]]) -> Sequence[PoolKey]:
+    return sorted(pools, key=lambda key: (any(raw.get("bindingConditions") for raw in _raw_devices(pools[key])), key))
 
 
 def claim_of(found: Json, classes: Mapping[str, Json]) -> Claim:
@@ -46,18 +51,54 @@ def _usable(node: str, members: Sequence[Json]) -> Sequence[Json]:
 
     Slices for other nodes count, too: they complete a pool, and a newer generation there makes the node's own slices obsolete.
     """
-    own = [one for one in members if one["spec"].get("nodeName") == node]
-    if not own:
+    newest = _of_newest_generation([one for one in members if _is_for(node, one)])
+    others = _elsewhere(members, newest) if newest else None
+    if others is None:
         return ()
-    generation = max(map(_generation, own))
-    newest = sorted((one for one in own if _generation(one) == generation), key=lambda one: str(one["metadata"]["name"]))
-    expected = newest[0]["spec"]["pool"]["resourceSliceCount"]
-    if len(newest) != expected:
-        present = [one for one in members if _generation(one) == generation]
-        if len(present) != expected or any(_generation(one) > generation for one in members):
-            return ()
-    names = [raw["name"] for raw in _raw_devices(newest)]
-    return newest if len(set(names)) == len(names) else ()
+    if any(raw.get("consumesCounters") for raw in _raw_devices(others)):
+        raise ContractError(f"devices of other nodes draw on the counters of pool {newest[0]['spec']['pool']['name']}")
+    return newest if _is_valid(newest) else ()
+
+
+def _is_for(node: str, one: Json) -> bool:
+    """Whether a slice counts on a node. Counters are for the whole pool, on whatever node their slice is."""
+    return bool(one["spec"].get("nodeName") == node or one["spec"].get("sharedCounters"))
+
+
+def _of_newest_generation(slices: Sequence[Json]) -> Sequence[Json]:
+    generation = max(map(_generation, slices), default=0)
+    return sorted((one for one in slices if _generation(one) == generation), key=lambda one: str(one["metadata"]["name"]))
+
+
+def _elsewhere(members: Sequence[Json], newest: Sequence[Json]) -> Sequence[Json] | None:
+    """Return a pool's slices for other nodes; None while slices are missing, or these are obsolete."""
+    expected, generation = newest[0]["spec"]["pool"]["resourceSliceCount"], _generation(newest[0])
+    if len(newest) == expected:
+        return ()
+    others = [one for one in members if _generation(one) == generation and one not in newest]
+    is_current = all(_generation(one) <= generation for one in members)
+    return others if is_current and len(newest) + len(others) == expected else None
+
+
+def _is_valid(members: Sequence[Json]) -> bool:
+    """Whether a pool's names are unique, and the counters that its devices draw on exist."""
+    devices, sets = [raw["name"] for raw in _raw_devices(members)], [raw["name"] for raw in _raw_sets(members)]
+    are_unique = len(set(devices)) == len(devices) and len(set(sets)) == len(sets)
+    return are_unique and _drawn_sets(members) <= set(sets) and _drawn_counters(members) <= _totals(members).keys()
+
+
+def _drawn_sets(members: Sequence[Json]) -> Set[str]:
+    return {one["counterSet"] for raw in _raw_devices(members) for one in raw.get("consumesCounters") or ()}
+
+
+def _drawn_counters(members: Sequence[Json]) -> Set[tuple[str, str]]:
+    return {counter for raw in _raw_devices(members) for counter, _ in _drawn(raw)}
+
+
+def _check_names(with_counters: Sequence[str]) -> None:
+    """Raise ContractError if pools with counters differ only in their drivers: kube-scheduler takes their counters for the same."""
+    if twice := sorted({name for name in with_counters if with_counters.count(name) > 1}):
+        raise ContractError(f"several drivers have a pool {twice[0]} with counters, which is not predicted")
 
 
 def _generation(one: Json) -> int:
@@ -65,13 +106,34 @@ def _generation(one: Json) -> int:
 
 
 def _raw_devices(members: Iterable[Json]) -> Iterable[Json]:
-    return (raw for one in members for raw in one["spec"].get("devices") or ())
+    """Yield the devices. A slice has devices or counters."""
+    return (raw for one in members if not one["spec"].get("sharedCounters") for raw in one["spec"].get("devices") or ())
 
 
-def _device(pool: tuple[str, str], raw: Json) -> Device:
+def _raw_sets(members: Iterable[Json]) -> Iterable[Json]:
+    return (raw for one in members for raw in one["spec"].get("sharedCounters") or ())
+
+
+def _totals(members: Iterable[Json]) -> Mapping[tuple[str, str], Fraction]:
+    """Return what a pool's counters have, by set and name."""
+    return {
+        (raw["name"], name): _quantity(counter["value"])
+        for raw in _raw_sets(members)
+        for name, counter in (raw.get("counters") or {}).items()
+    }
+
+
+def _drawn(raw: Json) -> Iterable[tuple[tuple[str, str], Fraction]]:
+    """Yield what a device draws, by set and name of the counter."""
+    return (
+        ((one["counterSet"], name), _quantity(counter["value"]))
+        for one in raw.get("consumesCounters") or ()
+        for name, counter in (one.get("counters") or {}).items()
+    )
+
+
+def _device(pool: PoolKey, raw: Json, totals: Mapping[tuple[str, str], Fraction]) -> Device:
     driver, name = pool
-    if raw.get("consumesCounters"):
-        raise ContractError(f"device {raw['name']} of pool {name} draws on shared counters, which are not predicted")
     return Device(
         (driver, name, raw["name"]),
         {name: _capacity(value) for name, value in (raw.get("capacity") or {}).items()},
@@ -82,7 +144,15 @@ def _device(pool: tuple[str, str], raw: Json) -> Device:
             for taint in raw.get("taints") or ()
             if taint["effect"] in _PREVENTING
         ),
+        _draws(pool, raw, totals),
     )
+
+
+def _draws(pool: PoolKey, raw: Json, totals: Mapping[tuple[str, str], Fraction]) -> tuple[Draw, ...]:
+    drawn: dict[tuple[str, str], Fraction] = {}
+    for counter, amount in _drawn(raw):
+        drawn[counter] = drawn.get(counter, Fraction(0)) + amount
+    return tuple(Draw((*pool, *counter), amount, totals[counter]) for counter, amount in drawn.items())
 
 
 def _whole_name(name: str, driver: str) -> str:

@@ -13,14 +13,12 @@ from typing import Any
 
 from aliquot import contract
 from aliquot.contract.errors import ContractError
-from scheduler_plugin.core.claims.first_fit import Amounts, Claim, Device, DeviceKey, Effort, Taken, Usage, predict
+from scheduler_plugin.core.claims.first_fit import Amounts, Claim, Device, DeviceKey, Effort, PoolKey, Taken, Usage, predict
 from scheduler_plugin.core.claims.objects import claim_of, devices_of
 from scheduler_plugin.core.claims.selecting import check, meets
 from scheduler_plugin.core.claims.stored import ClaimKey, Part, StoredClaim
 
 Json = Mapping[str, Any]
-PoolKey = tuple[str, str]
-"""Driver and name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ Each change of a row gives it a new number from one counter, so that cached resu
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -18,10 +16,11 @@ import numpy.typing as npt
 
 from aliquot.contract import units
 from aliquot.contract.gpunode import GpuNode
-from aliquot.contract.model import Device, Isolation, MigInstance
+from aliquot.contract.model import Device, Isolation
 from aliquot.placement import mig
 from aliquot.placement.demand import GENERIC, PPM, Demand
 from aliquot.placement.device import UNRESERVED_MIN_PERCENT
+from aliquot.placement.partition import Partition
 from scheduler_plugin.core.cluster.pods import Use
 from scheduler_plugin.core.score.cost import Kind
 from scheduler_plugin.core.score.demand_table import UNLIMITED, DemandTable, room_ppm
@@ -44,47 +43,6 @@ _CHUNK_CELLS: Final = 1 << 18
 _ALL: Final = 1 << 40
 _FIRST_ROWS: Final = 64
 _FIRST_WIDTH: Final = 8
-_LAYOUTS_KEPT: Final = 4096
-"""Partitions of a device with cached room, a few KiB each: a GPU model has a few dozen partitions."""
-
-
-@dataclass(slots=True)
-class _Partition:
-    """The partition of one device, with numbers instead of names, so that devices with equal partitions have equal layouts."""
-
-    layout: tuple[MigInstance, ...]
-    numbers: Mapping[str, str]
-    """By the UUID of an instance or the name of a place."""
-    used: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, device: Device) -> "_Partition":
-        layout = tuple(
-            MigInstance(
-                str(number),
-                "",
-                instance.profile,
-                0,
-                0,
-                0,
-                instance.placement_start,
-                instance.placement_size,
-                instance.most_on_device,
-                instance.engines,
-            )
-            for number, instance in enumerate(device.mig_instances)
-        )
-        return cls(layout, {instance.uuid: str(number) for number, instance in enumerate(device.mig_instances)})
-
-
-@lru_cache(maxsize=_LAYOUTS_KEPT)
-def _rooms(layout: tuple[MigInstance, ...], used: frozenset[str]) -> tuple[tuple[str, int], ...]:
-    return tuple(mig.rooms(layout, used).items())
-
-
-@lru_cache(maxsize=_LAYOUTS_KEPT)
-def _slices(layout: tuple[MigInstance, ...], used: frozenset[str]) -> mig.Slices:
-    return mig.slices(layout, used)
 
 
 class Columns:
@@ -110,9 +68,12 @@ class Columns:
         self.mig_room: list[Ints] = []
         """Per profile, how many more instances each device can give out now, if no other profile is used; derived. If instances are created
         on demand, profiles share room, so these numbers do not add up over profiles."""
+        self.mig_growth: list[Ints] = []
+        """Per profile, by how much the fragmentation of each device grows by its best instance, in parts per million of the device;
+        derived, and invalid without room."""
         self.mig_size: list[Ints] = []
         """Per profile, the memory slices of an instance; 0 for a device without this profile."""
-        self._partitions: dict[tuple[int, int], _Partition] = {}
+        self._partitions: dict[tuple[int, int], Partition] = {}
         """By row and column, for devices with instances or places for them."""
         self._stale_partitions: set[tuple[int, int]] = set()
         self.places_of: dict[str, set[tuple[int, int]]] = {}
@@ -256,9 +217,8 @@ class Columns:
 
     def set_instance_used(self, row: int, column: int, uuid: str, used: bool) -> None:
         """Note that an instance, or a place for one, is used or free."""
-        partition = self._partitions[row, column]
-        number = partition.numbers[uuid]
-        partition.used = partition.used | {number} if used else partition.used - {number}
+        before = self._partitions[row, column]
+        partition = self._partitions[row, column] = before.using([uuid]) if used else before.releasing(uuid)
         self.used_instances[row, column] = len(partition.used)
         self._stale_partitions.add((row, column))
         self.touch(row)
@@ -301,12 +261,12 @@ class Columns:
         return np.where(least < _ALL, least, 0)
 
     def _set_partition(self, row: int, column: int, device: Device) -> None:
-        partition = self._partitions[row, column] = _Partition.of(device)
-        for profile, count in _rooms(partition.layout, partition.used):
+        partition = self._partitions[row, column] = Partition.of(device)
+        for profile, count in partition.rooms.items():
             self.mig_capacity[self.profile(profile)][row, column] = count
-        for profile, size in mig.sizes(partition.layout).items():
+        for profile, size in mig.sizes(partition.layout.instances).items():
             self.mig_size[self.profile(profile)][row, column] = size
-        self.slices[row, column] = _slices(partition.layout, partition.used).total
+        self.slices[row, column] = partition.slices.total
         self.by_place[row] |= any(instance.on_demand for instance in device.mig_instances)
         self._stale_partitions.add((row, column))
 
@@ -383,9 +343,11 @@ class Columns:
             return
         for row, column in self._stale_partitions:
             partition = self._partitions[row, column]
-            for profile, count in _rooms(partition.layout, partition.used):
-                self.mig_room[self.profile(profile)][row, column] = count
-            self.free_slices[row, column] = _slices(partition.layout, partition.used).free
+            growths = partition.growths
+            for profile, count in partition.rooms.items():
+                number = self.profile(profile)
+                self.mig_room[number][row, column], self.mig_growth[number][row, column] = count, growths.get(profile, 0)
+            self.free_slices[row, column] = partition.slices.free
         self._stale_partitions.clear()
         rows = np.fromiter(self._stale, dtype=np.int64, count=len(self._stale))
         self._stale.clear()
@@ -446,7 +408,7 @@ class Columns:
         return (*facts, *more, self.usable, self.shareable)
 
     def _profile_tables(self) -> Sequence[list[Ints]]:
-        return self.mig_capacity, self.mig_room, self.mig_size
+        return self.mig_capacity, self.mig_room, self.mig_growth, self.mig_size
 
     def _profile_arrays(self) -> Sequence[Ints]:
         return [table for tables in self._profile_tables() for table in tables]

@@ -32,6 +32,8 @@ _CODE: Final = {reject: position for position, reject in enumerate(_REJECTS, sta
 _ABSENT: Final = len(_REJECTS) + 1
 _REASON_OF_CODE: Final = np.array([0, *(OF_REJECT[reject].value for reject in _REJECTS)], dtype=np.int64)
 
+_NO_ROOM: Final = PPM
+"""More than any growth of fragments."""
 _NEVER: Final = np.iinfo(np.int64).max
 
 
@@ -457,7 +459,7 @@ class _Nominal:
 def _cost(columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights, fitting: Bools) -> tuple[Floats, Ints | None]:
     """Return the cost of rows that fit, and the columns of the devices by which they were rated; None for MIG instances."""
     if ask.request.mig:
-        return _mig_cost(columns, rows, ask, weights), None
+        return _mig_cost(columns, rows, ask, weights, fitting), None
     return _vgpu_cost(columns, rows, ask, weights, fitting)
 
 
@@ -509,16 +511,35 @@ def host_cost(columns: Columns, rows: Rows, policy: Policy, demand: HostDemand, 
     return cost
 
 
-def _mig_cost(columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights) -> npt.NDArray[np.float64]:
+def _mig_cost(columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights, fitting: Bools) -> Floats:
+    """Rate rows for MIG instances, as score.mig_terms does."""
     total, taken = columns.slices[rows].sum(axis=1), np.zeros(len(rows), dtype=np.int64)
     for profile, count in ask.request.mig:
         taken += count * columns.profile_slices(rows, profile)
-    part = (columns.free_slices[rows].sum(axis=1) - taken) / np.maximum(1, total)
-    cost = weights.policy * (-part if ask.policy is Policy.SPREAD else part)
+    if ask.policy is Policy.FRAG:
+        cost = weights.policy * _instance_growth(columns, rows, ask, fitting)
+    else:
+        part = (columns.free_slices[rows].sum(axis=1) - taken) / np.maximum(1, total)
+        cost = weights.policy * (-part if ask.policy is Policy.SPREAD else part)
+    gpu_free = columns.node_free_mib[rows] / np.maximum(1, columns.node_capacity_mib[rows])
+    partitioned = (columns.slices[rows] > 0).sum(axis=1)
+    gpu_after = gpu_free - taken * partitioned / np.maximum(1, total * columns.devices[rows])
+    cost += _host_cost(columns, rows, ask.demand, gpu_after, weights) - _host_cost(columns, rows, HostDemand(), gpu_free, weights)
     cost += weights.whole_node * _seat_part(columns, rows) * columns.node_unused[rows]
-    cost += weights.free * (columns.node_free_mib[rows] / np.maximum(1, columns.node_capacity_mib[rows]))
-    result: npt.NDArray[np.float64] = cost
-    return result
+    cost += weights.free * gpu_free
+    return cost
+
+
+def _instance_growth(columns: Columns, rows: Rows, ask: RatingQuery, fitting: Bools) -> Floats:
+    """Return score.mig_terms' growth of the fragmentation by an instance. It is invalid for rows without room for each profile."""
+    total = np.zeros(len(rows), dtype=np.int64)
+    for profile, count in ask.request.mig:
+        if profile in columns.profiles:
+            number = columns.profiles.index(profile)
+            growth = np.where(fitting & (columns.mig_room[number][rows] > 0), columns.mig_growth[number][rows], _NO_ROOM)
+            total += count * growth.min(axis=1)
+    mean: Floats = total / (PPM * sum(count for _, count in ask.request.mig))
+    return mean
 
 
 def _keys(columns: Columns, rows: Rows, ask: RatingQuery, fitting: Bools, taken: _Taken) -> Ints:

@@ -5,7 +5,8 @@ A cost is the weighted sum of terms, each between -1 and 1, that compare the nod
 devices that count: those of least cost by aliquot.placement.score, then with the fewest open links, then the first ones. Placement may take
 others of the same cost (it also compares links and a hash), so terms use only what holds for both.
 
-policy       frag: by how much the node's fragmentation grows; binpack, spread: what is left free on the devices taken
+policy       frag: by how much the node's fragmentation grows, or for MIG instances that of the best devices; binpack, spread: what is left
+             free on the devices taken
 host         free GPUs that CPU and RAM can no longer feed afterwards, and the reverse: CPU beyond what the free GPUs need
 cpu_used     the part of the host's CPU that is in use afterwards
 scarce       what the pod takes of devices that other pods require (by type, memory, or the size of their node), times how far their demand
@@ -41,6 +42,7 @@ from aliquot.placement.choose import with_shares
 from aliquot.placement.demand import GENERIC, PPM, WEIGHT_SUM, Demand, Shape
 from aliquot.placement.device import DeviceState
 from aliquot.placement.fit import reject_reason, share_on
+from aliquot.placement.partition import Partition
 from scheduler_plugin.core.score.links import REFERENCE_QUALITY, Matrix
 
 FRAG_PPM: Final = device_score.FRAG_PPM
@@ -299,21 +301,42 @@ def _spans_numa_nodes(view: NodeView, touched: Sequence[int]) -> bool:
     return len(touched) > 1 and (len(nodes) > 1 or None in nodes)
 
 
-def mig_terms(view: NodeView, asked: Iterable[tuple[str, int]], policy: Policy) -> Terms:
-    """Rate MIG instances on a node: fewer free memory slices afterwards are better; with the policy spread, more are.
+def mig_terms(
+    view: NodeView, request: ContainerRequest, preferences: Preferences, policy: Policy, demand: HostDemand = HostDemand()
+) -> Terms:
+    """Rate MIG instances on a node.
 
-    Args: asked: profiles, and how many instances of each.
+    With frag, fewer fragments are better (``aliquot.placement.partition``): the mean growth per instance, in devices, as if each came
+    alone. Otherwise fewer free memory slices afterwards are better; with spread, more are. The host counts by its change, as in
+    ``host_terms``.
     """
     found = [mig.slices(state.device.mig_instances, state.used_instances) for state in view.states]
-    total, free = sum(device.total for device in found), sum(device.free for device in found)
-    sizes = [mig.sizes(state.device.mig_instances) for state in view.states]
-    taken = sum(count * min((device[profile] for device in sizes if profile in device), default=0) for profile, count in asked)
-    part = (free - taken) / max(1, total)
+    total, taken = max(1, sum(device.total for device in found)), _slices_taken(view.states, request)
+    part = (sum(device.free for device in found) - taken) / total
+    gpu_free, devices = _free_mib(view.states) / _capacity_mib(view.states), len(view.states)
+    gpu_after = gpu_free - taken * sum(device.total > 0 for device in found) / (total * devices)
+    host = view.host.with_demand(demand)
     return Terms(
-        policy=-part if policy is Policy.SPREAD else part,
+        policy=_instance_growth(view.states, request, preferences) if policy is Policy.FRAG else -part if policy is Policy.SPREAD else part,
+        host=(stranded(devices, gpu_after, host) - stranded(devices, gpu_free, view.host)) / view.unit,
+        cpu_used=host.cpu_used - view.host.cpu_used,
         whole_node=view.seat_part * all(state.empty for state in view.states),
-        free=_free_mib(view.states) / _capacity_mib(view.states),
+        free=gpu_free,
     )
+
+
+def _slices_taken(states: Iterable[DeviceState], request: ContainerRequest) -> int:
+    """Return the memory slices of the instances that a container asks for; of different sizes, the smallest counts."""
+    sizes = [mig.sizes(state.device.mig_instances) for state in states]
+    return sum(count * min((device[profile] for device in sizes if profile in device), default=0) for profile, count in request.mig)
+
+
+def _instance_growth(states: Iterable[DeviceState], request: ContainerRequest, preferences: Preferences) -> float:
+    """Return by how much the fragmentation grows by an instance, in devices: the mean over those asked for, each on the best device."""
+    fitting = [state for state in states if reject_reason(state, request, preferences) is None]
+    growths = [Partition.of(state.device, state.used_instances).growths for state in fitting]
+    best = [count * min(device[profile] for device in growths if profile in device) for profile, count in request.mig]
+    return sum(best) / (PPM * sum(count for _, count in request.mig))
 
 
 def host_terms(view: NodeView, demand: HostDemand, policy: Policy) -> Terms:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An agent's life: it may give its place to another agent, and take it back."""
 
+import asyncio
 import gc
 import weakref
 from types import SimpleNamespace
@@ -24,6 +25,8 @@ class Life:
     def __init__(self) -> None:
         self.done: list[str] = []
         self.load_error: Exception | None = None
+        self.drains = True
+        self.stop: asyncio.Event | None = None
         self.knots: list[weakref.ref[Knot]] = []
 
     async def leave(self) -> None:
@@ -36,6 +39,9 @@ class Life:
 
     async def drain(self) -> None:
         self.done.append("drain")
+        if not self.drains:
+            self.stop.set()  # as SIGTERM does
+            await asyncio.Event().wait()
 
     def parts(self) -> SimpleNamespace:
         knot = Knot()
@@ -53,6 +59,7 @@ def life(monkeypatch):
     place = SimpleNamespace(succession=succession, telemetry=None, front=None, leave=life.leave)
 
     async def wait_to_be_alone(settings, place, stop):
+        life.stop = stop
         if life.knots:
             stop.set()  # as SIGTERM does
         return not life.knots
@@ -79,6 +86,12 @@ async def test_agent_that_gave_its_place_away_keeps_none_of_its_parts(life):
     assert life.done == ["load", "open", "retire", "drain", "leave", "leave"]
     gc.collect()
     assert [knot() for knot in life.knots] == [None]
+
+
+async def test_agent_that_is_stopped_does_not_finish_calls(life):
+    life.drains = False
+    await module._run(None, {})
+    assert life.done == ["load", "open", "retire", "drain", "leave"]
 
 
 async def test_calls_about_claims_are_not_answered_without_ledger(life):

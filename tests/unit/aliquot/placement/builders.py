@@ -76,3 +76,37 @@ def nvlinks(pairs: Iterable[tuple[int, int]], lanes: int = 18) -> list[Link]:
 
 def all_to_all(count: int, lanes: int = 18) -> list[Link]:
     return nvlinks(combinations(range(count), 2), lanes)
+
+
+def partitioned(parent: int, count: int, *used: int) -> DeviceState:
+    device = make_device(parent, mig=tuple(make_instance(parent, index) for index in reversed(range(count))))
+    return DeviceState.of(device, [DeviceShare(f"MIG-{parent}-{index}", MIB) for index in used])
+
+
+def names(instances):
+    return [instance.uuid for instance in instances]
+
+
+SHAPES = {
+    "1g.10gb": (1, 7, range(7)),
+    "1g.10gb+me": (1, 1, range(7)),
+    "2g.20gb": (2, 3, (0, 2, 4)),
+    "3g.40gb": (4, 2, (0, 4)),
+    "7g.80gb": (8, 1, (0,)),
+}
+"""Of an A100: size in memory slices, how many at most, where they may begin."""
+
+
+def place(profile: str, start: int, parent: int = 0) -> MigInstance:
+    size, most, _ = SHAPES[profile]
+    return MigInstance(f"GPU-{parent}/{profile}@{start}", f"GPU-{parent}", profile, MIB, 0, 0, start, size, most)
+
+
+def empty(parent: int = 0, *existing: MigInstance, used: Iterable[str] = ()) -> DeviceState:
+    """A GPU on which instances are made on demand."""
+    places = [place(profile, start, parent) for profile, (_, _, starts) in SHAPES.items() for start in starts]
+    return DeviceState.of(make_device(parent, mig=(*existing, *places)), [DeviceShare(name, MIB) for name in used])
+
+
+def starts(instances):
+    return [instance.placement_start for instance in instances]

@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import combinations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aliquot.contract.errors import ContractError
 from aliquot.contract.model import DeviceShare, MediaEngines, MigInstance
 from aliquot.contract.units import MIB
 from aliquot.placement import mig
 from aliquot.placement.device import DeviceState
-from tests.unit.aliquot.placement.builders import make_device, make_instance
+from tests.unit.aliquot.placement.builders import SHAPES, empty, make_device, make_instance, names, partitioned, starts
 
 
 @pytest.mark.parametrize(
@@ -77,64 +74,11 @@ def test_a_resource_that_asks_for_no_profile_is_refused(resource):
         mig.profile_of_resource(resource)
 
 
-def partitioned(parent: int, count: int, *used: int) -> DeviceState:
-    device = make_device(parent, mig=tuple(make_instance(parent, index) for index in reversed(range(count))))
-    return DeviceState.of(device, [DeviceShare(f"MIG-{parent}-{index}", MIB) for index in used])
-
-
-def names(instances):
-    return [instance.uuid for instance in instances]
-
-
 def test_free_instances_come_in_order_of_their_place():
     assert names(mig.free_instances(partitioned(0, 4, 1), "1g.10gb")) == ["MIG-0-0", "MIG-0-2", "MIG-0-3"]
 
 
-def test_instances_are_packed_on_the_device_most_in_use():
-    states = [partitioned(0, 3), partitioned(1, 3, 0), partitioned(2, 3)]
-    assert names(mig.choose_instances(states, "1g.10gb", 3, spread=False)) == ["MIG-1-1", "MIG-1-2", "MIG-0-0"]
-
-
-def test_instances_are_spread_over_devices_on_request():
-    states = [partitioned(0, 3, 0), partitioned(1, 3), partitioned(2, 3)]
-    assert names(mig.choose_instances(states, "1g.10gb", 4, spread=True)) == ["MIG-1-0", "MIG-2-0", "MIG-0-1", "MIG-1-1"]
-
-
-def test_preferred_instances_come_first():
-    states = [partitioned(0, 3, 0), partitioned(1, 3)]
-    assert names(mig.choose_instances(states, "1g.10gb", 2, spread=False, preferred_uuids={"MIG-1-2"})) == ["MIG-1-2", "MIG-0-1"]
-
-
-def test_too_few_instances_give_no_choice():
-    assert mig.choose_instances([partitioned(0, 2)], "1g.10gb", 3, spread=False) is None
-    assert mig.choose_instances([partitioned(0, 2)], "2g.20gb", 1, spread=False) is None
-
-
 # --- made on demand -------------------------------------------------------------------------------------------------
-
-SHAPES = {
-    "1g.10gb": (1, 7, range(7)),
-    "1g.10gb+me": (1, 1, range(7)),
-    "2g.20gb": (2, 3, (0, 2, 4)),
-    "3g.40gb": (4, 2, (0, 4)),
-    "7g.80gb": (8, 1, (0,)),
-}
-"""Of an A100: size in memory slices, how many at most, where they may begin."""
-
-
-def place(profile: str, start: int, parent: int = 0) -> MigInstance:
-    size, most, _ = SHAPES[profile]
-    return MigInstance(f"GPU-{parent}/{profile}@{start}", f"GPU-{parent}", profile, MIB, 0, 0, start, size, most)
-
-
-def empty(parent: int = 0, *existing: MigInstance, used: Iterable[str] = ()) -> DeviceState:
-    """A GPU on which instances are made on demand."""
-    places = [place(profile, start, parent) for profile, (_, _, starts) in SHAPES.items() for start in starts]
-    return DeviceState.of(make_device(parent, mig=(*existing, *places)), [DeviceShare(name, MIB) for name in used])
-
-
-def starts(instances):
-    return [instance.placement_start for instance in instances]
 
 
 @pytest.mark.parametrize(
@@ -201,47 +145,6 @@ def test_compute_instances_of_one_gpu_instance_count_its_slices_each():
 
 def test_a_profile_takes_the_slices_of_its_smallest_instance():
     assert mig.sizes(empty().device.mig_instances) == {profile: size for profile, (size, _, _) in SHAPES.items()}
-
-
-def test_a_small_instance_is_made_where_it_leaves_most_room():
-    chosen = mig.choose_instances([empty()], "1g.10gb", 3, spread=False)
-    assert starts(chosen) == [6, 4, 5]
-    left = empty(used=names(chosen))
-    assert starts(mig.free_instances(left, "3g.40gb")) == [0]
-
-
-def test_several_instances_of_one_container_do_not_overlap():
-    chosen = mig.choose_instances([empty()], "2g.20gb", 3, spread=False)
-    assert sorted(starts(chosen)) == [0, 2, 4]
-    assert mig.choose_instances([empty()], "3g.40gb", 3, spread=False) is None
-
-
-def test_an_instance_that_exists_comes_before_one_that_must_be_made():
-    assert names(mig.choose_instances([empty(0, make_instance(0, 0))], "1g.10gb", 1, spread=False)) == ["MIG-0-0"]
-
-
-def test_partly_used_gpus_are_filled_before_empty_ones_are_partitioned():
-    states = [empty(0), empty(1, used=("GPU-1/1g.10gb@6",))]
-    assert names(mig.choose_instances(states, "2g.20gb", 1, spread=False)) == ["GPU-1/2g.20gb@4"]
-    assert names(mig.choose_instances(states, "2g.20gb", 1, spread=True)) == ["GPU-0/2g.20gb@0"]
-
-
-@given(st.lists(st.tuples(st.sampled_from(sorted(SHAPES)), st.booleans(), st.integers(0, 6)), max_size=24))
-def test_instances_never_overlap_and_room_equals_what_fits(history):
-    used: list[MigInstance] = []
-    for profile, releasing, position in history:
-        if releasing and used:
-            used.pop(position % len(used))
-            continue
-        state = empty(used=names(used))
-        chosen = mig.choose_instances([state], profile, 1, spread=False)
-        assert (chosen is None) is (mig.room(state, profile) == 0)
-        if chosen is None:
-            continue
-        assert mig.room(empty(used=names([*used, *chosen])), profile) <= mig.room(state, profile) - 1
-        used += chosen
-        assert not any(a.overlaps(b) for a, b in combinations(used, 2))
-        assert sum(one.profile == profile for one in used) <= SHAPES[profile][1]
 
 
 # --- media engines --------------------------------------------------------------------------------------------------

@@ -80,6 +80,47 @@ def test_claim_that_fits_nowhere_is_refused_on_each_node(request_: Any, reason: 
     assert list(context.claims.refused) == ["p"]
 
 
+def offer_half_gpus(context: ExtenderContext, node: str) -> None:
+    """Publish a node's GPUs as an agent with ``draProfiles`` does: each whole, or as two fixed halves."""
+    plain = slice_of(make_node(node, 2))["spec"]
+    whole, half = ({"memory": {"value": f"{mib}Mi"}, "shares": {"value": shares}} for mib, shares in ((1000, "16"), (500, "1")))
+    devices, sets = [], []
+    for gpu in plain["devices"]:
+        sets.append({"name": gpu["name"], "counters": whole})
+        devices.append({**gpu, "consumesCounters": [{"counterSet": gpu["name"], "counters": whole}]})
+        draws = [{"counterSet": gpu["name"], "counters": half}]
+        devices += [
+            {"name": f"{gpu['name']}-half-{n}", "attributes": {"type": {"string": "fixed"}}, "consumesCounters": draws} for n in range(2)
+        ]
+    for number, content in enumerate(({"sharedCounters": sets}, {"devices": devices})):
+        pool = {"name": node, "generation": 2, "resourceSliceCount": 2}
+        spec = {"driver": plain["driver"], "nodeName": node, "pool": pool, **content}
+        context.claims.holds.set_slice({"metadata": {"name": f"{node}-{number}"}, "spec": spec})
+
+
+def test_gpu_fits_where_no_fixed_share_of_it_is_taken():
+    context = cluster()
+    for node in ("n1", "n2"):
+        offer_half_gpus(context, node)
+    for minor in range(2):
+        half = {"request": "gpu", "driver": "gpu.aliquot.dev", "pool": "n1", "device": f"gpu-{minor}-half-0"}
+        context.claims.holds.set_claim(claim_of(f"half-{minor}", asking(), results=[half]))
+    context.claims.holds.set_claim(claim_of("mine", asking(memory="100Mi")))
+    fitting, failed = filtered(context, pod_json("p", "mine"))
+    assert (fitting, list(failed)) == (["n2", "n3"], ["n1"])
+
+
+def test_fixed_share_fits_until_the_counters_are_used_up():
+    context = cluster(served=[])
+    offer_half_gpus(context, "n1")
+    expression = "device.driver == 'gpu.aliquot.dev' && device.attributes['gpu.aliquot.dev'].type == 'fixed'"
+    context.claims.pools.set_class(class_of("half", expression))
+    allocate(context, "share", "n1", 0, "1Mi")
+    for count, fits in ((2, True), (3, False)):
+        context.claims.holds.set_claim(claim_of("mine", asking(count=count, device_class="half")))
+        assert (filtered(context, pod_json("p", "mine"), ["n1"])[0] == ["n1"]) == fits
+
+
 def test_node_of_device_plugin_is_refused():
     context = cluster(served=["n2"])
     context.claims.holds.set_claim(claim_of("mine", asking(memory="1Mi")))

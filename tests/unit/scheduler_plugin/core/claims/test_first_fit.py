@@ -69,10 +69,77 @@ def test_claims_beyond_the_search_are_errors_not_predictions(change):
         claim_of(claim, {"c": {"spec": {}}})
 
 
-def test_devices_with_shared_counters_are_errors_not_predictions():
-    spec = {
-        "driver": "d", "nodeName": "n", "pool": {"name": "p", "resourceSliceCount": 1},
-        "devices": [{"name": "g", "consumesCounters": [{"counterSet": "s", "counters": {}}]}],
-    }  # fmt: skip
-    with pytest.raises(ContractError, match="shared counters"):
-        devices_of("n", [{"metadata": {"name": "s"}, "spec": spec}])
+def counters(**values):
+    return {name: {"value": str(value)} for name, value in values.items()}
+
+
+def gpu(name="gpu", *, shared=True, of="set", **draws):
+    draw = [{"counterSet": of, "counters": counters(**draws)}] if draws else []
+    return {"name": name, "allowMultipleAllocations": shared, "capacity": {"memory": {"value": "8"}}, "consumesCounters": draw}
+
+
+def pool(*listed, driver="d", sets=("set",), nodes=("n",), **values):
+    """The slices of a pool: the sets of counters, and devices on each of the nodes."""
+    contents = [{"sharedCounters": [{"name": name, "counters": counters(**values)} for name in sets]}]
+    contents += [{"devices": [{**one, "name": f"{one['name']}-{node}"} for one in listed]} for node in nodes]
+    return [
+        {
+            "metadata": {"name": f"{driver}-{number}"},
+            "spec": {
+                "driver": driver, "nodeName": node, "pool": {"name": "p", "resourceSliceCount": len(contents)}, **content,
+            },
+        }
+        for number, (node, content) in enumerate(zip(("n", *nodes), contents, strict=True))
+    ]  # fmt: skip
+
+
+def taken_of(slices, count, usage=None):
+    """The names of the devices that a request for so many, and 2 bytes of each, gets."""
+    found = predict(devices_of("n", slices), usage or Usage(), [asks(2, count)], lambda *_: True)
+    return None if found is None else [one.device[2] for one in found[0]]
+
+
+class TestCounters:
+    def test_device_that_draws_more_than_is_left_is_passed_over(self):
+        slices = pool(gpu("a", shared=False, m=3), gpu("b", shared=False, m=2), gpu("c", shared=False, m=1), m=4)
+        assert taken_of(slices, 2) == ["a-n", "c-n"]
+
+    def test_use_by_other_claims_counts(self):
+        slices = pool(gpu("a", shared=False, m=3), gpu("b", shared=False, m=2), m=4)
+        assert taken_of(slices, 1, Usage(frozenset({("d", "p", "b-n")}))) is None
+
+    def test_device_in_shared_use_draws_once(self):
+        slices = pool(gpu("a", m=4), m=4)
+        assert taken_of(slices, 1, Usage(consumed={("d", "p", "a-n"): {"memory": Fraction(2)}})) == ["a-n"]
+
+    def test_search_gives_back_what_it_drew(self):
+        """The first device leaves nothing for a second one."""
+        slices = pool(gpu("a", shared=False, m=4), gpu("b", shared=False, m=2), gpu("c", shared=False, m=2), m=4)
+        assert taken_of(slices, 2) == ["b-n", "c-n"]
+
+    def test_no_device_of_overused_pool_can_draw(self):
+        slices = pool(gpu("a", shared=False, m=5), gpu("b", shared=False, o=1), gpu("c", shared=False), m=4, o=1)
+        assert taken_of(slices, 1, Usage(frozenset({("d", "p", "a-n")}))) == ["c-n"]
+
+    @pytest.mark.parametrize(
+        "slices",
+        [
+            pytest.param(pool(gpu(of="other", m=1), m=1), id="unknown set"),
+            pytest.param(pool(gpu(o=1), m=1), id="unknown counter"),
+            pytest.param(pool(gpu(m=1), sets=("set", "set"), m=1), id="two sets of one name"),
+            pytest.param(pool(gpu(m=1), m=1)[1:], id="counters are missing"),
+        ],
+    )
+    def test_pool_with_wrong_counters_is_left_out(self, slices):
+        assert devices_of("n", slices) == []
+
+    @pytest.mark.parametrize(
+        "slices",
+        [
+            pytest.param(pool(gpu(m=1), nodes=("n", "other"), m=1), id="devices of other nodes draw, too"),
+            pytest.param([*pool(gpu(m=1), m=1), *pool(gpu(m=1), driver="e", m=1)], id="two drivers with one name of a pool"),
+        ],
+    )
+    def test_counters_that_are_not_predicted_are_errors(self, slices):
+        with pytest.raises(ContractError, match="counters"):
+            devices_of("n", slices)
