@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples of two other DRA drivers, run against this one: Kubernetes' dra-example-driver, and NVIDIA's driver.
 
-Not part of ``make e2e``: the examples are not ours. Who runs this names checkouts of the two projects.
+Not part of ``make e2e``: the examples are not ours. The caller names checkouts of the two projects.
 
     make peers-dra EXAMPLES="/src/dra-example-driver /src/dra-driver-nvidia-gpu"
 
@@ -29,7 +29,7 @@ FOLDERS = (
     *("demo/specs/consumable-shares", "demo/specs/extended-resources", "tests/bats/specs"),
 )
 GPU_CLASSES = {"gpu.example.com": "example.com/gpu", "gpu.nvidia.com": "nvidia.com/gpu"}
-"""Classes of the two drivers, with the resource that stands for them in pods."""
+"""Classes of the two drivers, with the resource by which pods request them."""
 RUNS = ""
 ONE_GRANT = "A container can use one"
 """A container has one limits file, so it uses one request of one claim."""

@@ -56,7 +56,7 @@ def item(kind: str, name: str, spec: Object) -> Object:
 
 
 def workload(name: str, queue_name: str, annotations: Mapping[str, str] = {}) -> Object:
-    """A workload of one pod with a whole GPU. No job owns it, so that nothing but Kueue and the check works."""
+    """A workload of one pod with a whole GPU. No job owns it, so that only Kueue and the check work."""
     limits = {contract.RESOURCE_VGPU: "1", contract.RESOURCE_VGPU_MEMORY: str(GPU_MEMORY_MIB)}
     container = {"name": "main", "image": "none", "resources": {"limits": limits, "requests": limits}}
     template = {"metadata": {"annotations": dict(annotations)}, "spec": {"restartPolicy": "Never", "containers": [container]}}

@@ -4,7 +4,7 @@
 The scheduler is made of its real parts: state, watch, verbs, binder, and the services that retry, evict and restart. kube-scheduler is a
 model of its scheduling and preemption by sums of a node. The API's own picture of the pods is the oracle.
 
-Kept true at every step:
+Invariants at every step:
 
 - I1: no device is promised more than it has.
 - I2, I4: the devices of a bound pod are on its node, as many as it requests, and of the amounts that it requests.

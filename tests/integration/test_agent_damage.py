@@ -102,7 +102,7 @@ async def damage_both(node: Node, *, limits: bool) -> None:
 
 
 class TestRowAndCopyDamaged:
-    """Nothing more is granted where the container may run, nothing of it is removed, and it ends with the pod."""
+    """No further grant where the container may run; its files stay until its pod ends."""
 
     @pytest.mark.parametrize("limits", [False, True], ids=["limits readable", "limits damaged too"])
     async def test_gpu_is_closed_until_the_pod_is_gone(self, limits):

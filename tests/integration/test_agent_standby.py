@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two agents on one node: the second changes nothing while the first lives, and takes over when it ends, however it ends."""
+"""Two agents on one node: the second changes nothing while the first lives, and takes over after any end of the first."""
 
 import asyncio
 import socket

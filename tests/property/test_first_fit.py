@@ -145,7 +145,7 @@ def fixed_profiles(draw: st.DrawFn, gpu: Json) -> tuple[Json, list[Json]]:
 
 @st.composite
 def mig_places(draw: st.DrawFn, gpu: Json) -> tuple[Json, list[Json]]:
-    """Places for MIG instances, which overlap, beside the whole GPU."""
+    """Overlapping places for MIG instances, and the whole GPU."""
     whole = amounts(**{f"slice_{number}": 1 for number in range(4)}, engines=draw(st.integers(1, 3)))
     spans = draw(st.lists(st.sampled_from([(0, 1), (1, 1), (2, 1), (3, 1), (0, 2), (2, 2), (0, 4)]), min_size=1, max_size=5, unique=True))
     places = [

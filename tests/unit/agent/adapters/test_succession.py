@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A waiting agent asks the working one for its place, and a pod that gave it away never asks again."""
+"""A waiting agent asks the working one for its place, and after that the old pod does not ask again."""
 
 import errno
 import fcntl
