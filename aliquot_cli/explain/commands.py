@@ -52,7 +52,7 @@ def why(*, pod: str, namespace: str | None, save: Path | None, output: Output, s
             ) from exc
         if _is_whole(answers[-1]):
             break  # the other replicas know no more
-    answer = max(answers, key=lambda one: (_knows_holds(one), not one.not_checked))
+    answer = max(reversed(answers), key=lambda one: (_knows_holds(one), not one.not_checked))
     if save is not None:
         write_saved(save, scheduler.page("/decisions/record", namespace=namespace, pod=name).encode())
     click.echo(document(msgspec.to_builtins(answer), output) if output.for_programs else "\n".join(why_lines(answer)))

@@ -112,6 +112,8 @@ class Consolidator:
         """By UID of the pod for which a plan was searched."""
         self._written: set[str] = set()
         """UIDs of pods with an annotation that this process wrote: what the watch shows may be older."""
+        self._unclear: set[str] = set()
+        """Those of them whose annotation the API may not have taken: it is cleared later."""
 
     async def run(self) -> None:
         """Consolidate until cancelled."""
@@ -124,6 +126,7 @@ class Consolidator:
         if not self._leads():
             self._let_go()
             self._written.clear()
+            self._unclear.clear()
             self._rests_until = 0.0
             return
         if self._run is not None:
@@ -132,6 +135,7 @@ class Consolidator:
         if (now := self._context.clock.monotonic()) < self._rests_until:
             return
         self._rests_until = now + SCAN_SECONDS
+        await self._clear()
         if self._scope.acts and (left := self._left_over()) is not None:
             await self._resume(left)
         elif (pod := await self._next()) is not None:
@@ -341,7 +345,18 @@ class Consolidator:
     async def _write_down(self, pod: PodFacts, text: str) -> bool:
         """Write the annotation of a waiting pod; return whether the API took it."""
         self._written.add(pod.uid)
-        return await self._api.write_down(pod, text)
+        self._unclear.discard(pod.uid)
+        is_taken = await self._api.write_down(pod, text)
+        if not is_taken:
+            self._unclear.add(pod.uid)
+        return is_taken
+
+    async def _clear(self) -> None:
+        """Clear the annotations of earlier runs for which a request failed, or its answer was lost."""
+        self._unclear &= self._context.state.pods.keys()
+        for uid in list(self._unclear):
+            if (pod := self._context.state.pods.get(uid)) is not None:
+                await self._write_down(pod, "")
 
     async def _end(self, run: _Run, why: str) -> None:
         """End a run: it is complete if there is no reason why it ends."""

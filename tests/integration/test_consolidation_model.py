@@ -417,10 +417,7 @@ async def test_seat_is_kept_for_replacement_of_its_pod_only() -> None:
     assert seats.row_for(replacement) == row, "it is asked for again at each attempt"
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.sampled_from((*ACTIONS, *ACTIONS, *ODD_ACTIONS)), max_size=30), st.booleans(), st.booleans())
-@example(["long step", "long step", "kill", "deliver", "schedule", "long step"], False, False)
-def test_any_history_keeps_promises_and_leaves_nothing(actions: list[str], stays: bool, begun: bool) -> None:
+def play(actions: list[str], stays: bool, begun: bool) -> None:
     async def run() -> None:
         world = World(stays=stays)
         await begin(world)
@@ -430,3 +427,22 @@ def test_any_history_keeps_promises_and_leaves_nothing(actions: list[str], stays
         event(f"{len(world.evicted)} evicted")
 
     asyncio.run(run())
+
+
+HISTORIES = (st.lists(st.sampled_from((*ACTIONS, *ACTIONS, *ODD_ACTIONS)), max_size=30), st.booleans(), st.booleans())
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(*HISTORIES)
+@example(["long step", "long step", "kill", "deliver", "schedule", "long step"], False, False)
+@example(["step", "schedule", "kill", "break", "step", "protect"], False, True)
+def test_any_history_keeps_promises_and_leaves_nothing(actions: list[str], stays: bool, begun: bool) -> None:
+    play(actions, stays, begun)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@settings(max_examples=10_000, deadline=None)
+@given(*HISTORIES)
+def test_ten_thousand_histories_keep_promises_and_leave_nothing(actions: list[str], stays: bool, begun: bool) -> None:
+    play(actions, stays, begun)

@@ -191,6 +191,9 @@ async def test_label_values_in_queries_exist(series):
         ("aliquot_audit_findings", "kind"): set(FindingKind),
         ("aliquot_device_health_state", "state"): set(HealthState),
         ("aliquot_device_ecc_errors_total", "type"): {one["type"] for one in series["aliquot_device_ecc_errors_total"]},
+        ("aliquot_operation_duration_seconds_bucket", "operation"): {
+            one["operation"] for one in series["aliquot_operation_duration_seconds_bucket"]
+        },
         ("aliquot_scheduler_verbs_total", "outcome"): set(Outcome),
         ("up", "job"): {one["job"] for one in series["up"]},
         ("process_resident_memory_bytes", "job"): {"aliquot-agent"},
