@@ -113,7 +113,7 @@ class Consolidator:
         self._written: set[str] = set()
         """UIDs of pods with an annotation that this process wrote: what the watch shows may be older."""
         self._unclear: set[str] = set()
-        """Those of them whose annotation the API may not have taken: it is cleared later."""
+        """UIDs of pods for which writing the annotation failed. It may be there all the same, so it is cleared later."""
 
     async def run(self) -> None:
         """Consolidate until cancelled."""

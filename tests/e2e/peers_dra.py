@@ -91,20 +91,23 @@ NOT_ABOUT_GPUS = (
 
 def files() -> Sequence[Any]:
     """All examples of the checkouts."""
-    found = (
+    found = [
         (checkout, path)
         for checkout in CHECKOUTS
         for folder in FOLDERS
         for path in sorted((checkout / folder).rglob("*.yaml"))
         if not any(part in str(path.relative_to(checkout)) for part in NOT_ABOUT_GPUS)
-    )
+    ]
+    if not found:
+        raise ValueError(
+            f"expected checkouts with examples in ALIQUOT_PEER_EXAMPLES, such as /src/dra-example-driver; found none in {CHECKOUTS}"
+        )
     return [pytest.param(path, id=str(path.relative_to(checkout))) for checkout, path in found]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def dra(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
     """The product with all GPUs in slices, and the classes of the two drivers."""
-    assert CHECKOUTS, "set ALIQUOT_PEER_EXAMPLES to the folders of the checkouts, such as /src/dra-example-driver"
     with with_components(product, ["dra"], scratch_in_tree):
         system = product.within(AGENT_NAMESPACE)
         system.run("set", "env", "daemonset/aliquot-agent", "ALIQUOT_DRA_ADMIN_ACCESS=true")
