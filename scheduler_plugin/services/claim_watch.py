@@ -12,8 +12,9 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from aliquot.kube.errors import KubeApiError
+from aliquot.kube.errors import KubeApiError, KubeRefusedError
 from scheduler_plugin.core.claims.stored import StoredClaim
+from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.fit.judge import reasons_for
 from scheduler_plugin.extender.claims import ClaimVerdicts, Refusal
@@ -133,7 +134,10 @@ class ClaimRetry:
         for uid, refusal in list(claims.refused.items()):
             if claims.refused.get(uid) is refusal and self._may_start(refusal):
                 del claims.refused[uid]
-                await self._retry(refusal.pod.namespace, refusal.pod.name, uid)
+                if not await self._retry(refusal.pod):
+                    claims.refused.setdefault(uid, refusal)  # after the others
+                    self._seen_count = -1
+                    return
             await asyncio.sleep(0)
 
     def _may_start(self, refusal: Refusal) -> bool:
@@ -146,8 +150,11 @@ class ClaimRetry:
         verdict = claims.verdict(refusal.pod)
         return verdict is None or bool((reasons_for(verdict, refusal.rows) == NodeReason.FITS.value).any())
 
-    async def _retry(self, namespace: str, name: str, uid: str) -> None:
+    async def _retry(self, pod: PodFacts) -> bool:
+        """Have a pod tried again; return False if the API server may take the same request later."""
         try:
-            await self._api.annotate(namespace, name, uid, self._mark.annotations())
-        except KubeApiError as exc:  # kube-scheduler itself tries again after some minutes
-            logger.warning("pod not tried again: %s", exc, extra={"pod": f"{namespace}/{name}", "pod_uid": uid})
+            await self._api.annotate(pod.namespace, pod.name, pod.uid, self._mark.annotations())
+        except KubeApiError as exc:
+            logger.warning("pod not tried again: %s", exc, extra={"pod": f"{pod.namespace}/{pod.name}", "pod_uid": pod.uid})
+            return isinstance(exc, KubeRefusedError)
+        return True

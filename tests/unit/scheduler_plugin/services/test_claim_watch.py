@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from aliquot import contract
-from aliquot.kube.errors import KubeApiError
+from aliquot.kube.errors import KubeApiError, KubeNotFoundError
 from scheduler_plugin.core.claims.stored import decode_claim
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.extender.context import ExtenderContext
@@ -23,12 +23,12 @@ class Pods:
 
     def __init__(self) -> None:
         self.annotated: list[str] = []
-        self.fails = False
+        self.fails: KubeApiError | None = None
 
     async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
         assert (namespace, list(annotations)) == ("team", [contract.ANNOTATION_RETRY])
-        if self.fails:
-            raise KubeApiError("no reply")
+        if self.fails is not None:
+            raise self.fails
         self.annotated.append(uid)
 
 
@@ -166,9 +166,31 @@ def test_only_the_leader_has_pods_tried_again_and_gone_pods_are_forgotten():
     watch.claims.deleted(held())
     asyncio.run(retry.step())
     assert pods.annotated == []
-    leads[0], pods.fails, clock[0] = True, True, SHOWN_SECONDS
+    leads[0], clock[0] = True, SHOWN_SECONDS
     asyncio.run(retry.step())
-    assert (pods.annotated, context.claims.refused) == ([], {})
+    assert (pods.annotated, context.claims.refused) == (["waits"], {})
+
+
+@pytest.mark.parametrize(("trouble", "again"), [(KubeApiError("HTTP 429"), ["new"]), (KubeNotFoundError("no such pod"), [])])
+@pytest.mark.parametrize("stream", ["works", "is broken"])
+def test_pod_is_tried_again_after_the_api_did_not_take_it(trouble: KubeApiError, again: list[str], stream: str):
+    context, watch = watched()
+    pods = Pods()
+    retry = ClaimRetry(context, pods, lambda: True)
+    context.state.set_pod(pod_of("new", "new"))
+    watch.claims.changed(held())
+    watch.claims.changed(claim_of("new", asking(memory="500Mi")))
+    assert refused(context, "new")
+    if stream == "is broken":
+        watch.slices.trouble("HTTP 429")
+    watch.claims.deleted(held())
+    pods.fails = trouble
+    asyncio.run(retry.step())
+    pods.fails = None
+    asyncio.run(retry.step())
+    assert (pods.annotated, context.claims.refused) == (again, {})
+    asyncio.run(retry.step())
+    assert pods.annotated == again
 
 
 def test_objects_of_streams_are_decoded():
