@@ -53,6 +53,8 @@ HOLD_SECONDS: Final = 30.0
 """How long the pod's reservation lasts; it is renewed while its victims end."""
 FIRST_PAUSE_SECONDS: Final = 5.0
 LAST_PAUSE_SECONDS: Final = 300.0
+COUNTED_SECONDS: Final = 60.0
+"""More than the watch takes to report what an eviction changed in a disruption budget."""
 MAX_TRIED_NODES: Final = 1000
 
 
@@ -125,6 +127,7 @@ class Preemptor:
 
     async def step(self) -> None:
         """Follow the moves under way, and serve one more pod."""
+        self._context.budgets.expire_counted(self._context.clock.monotonic())
         if not self._leads():
             self._under_way.clear()
             return
@@ -411,7 +414,7 @@ class Preemptor:
 
     def _note_granted(self, victim: PodFacts) -> None:
         """Count a pod as ending, and in its budgets, before the watch reports it: the next plan may be made earlier."""
-        self._context.budgets.note_eviction(victim)
+        self._context.budgets.count_eviction(victim, self._context.clock.monotonic() + COUNTED_SECONDS)
         pod = self._context.state.pods.get(victim.uid)
         if pod is not None and not pod.deletion_requested:
             self._context.state.set_pod(replace(pod, deletion_requested=True))

@@ -650,6 +650,33 @@ async def test_second_plan_counts_evictions_that_watch_has_not_reported():
     assert [budget.allowed for budget in scene.context.budgets.all()] == [0]
 
 
+async def test_budget_is_whole_again_if_the_api_server_did_not_count_the_eviction():
+    """It counts no pod that is pending or not ready. Then the budget does not change, so the watch reports nothing."""
+    scene = Scene("n1", "n2")
+    for uid in ("n1-0", "n2-0", "n1-1", "n2-1"):
+        scene.state.set_pod(replace(scene.state.pods[uid], priority=0, labels=(("covered", "yes"),)))
+    budget = Budget("team", "b", tuple(exactly({"covered": "yes"})), 1)
+    scene.context.budgets.put(budget)
+    scene.refused("first")
+    await scene.after(5)
+    assert [known.allowed for known in scene.context.budgets.all()] == [0]
+    await scene.after(imported.COUNTED_SECONDS)
+    assert list(scene.context.budgets.all()) == [budget]
+
+
+async def test_report_of_the_watch_outlives_what_was_counted_before_it():
+    scene = Scene("n1", "n2")
+    for uid in ("n1-0", "n2-0", "n1-1", "n2-1"):
+        scene.state.set_pod(replace(scene.state.pods[uid], priority=0, labels=(("covered", "yes"),)))
+    scene.context.budgets.put(Budget("team", "b", tuple(exactly({"covered": "yes"})), 1))
+    scene.refused("first")
+    await scene.after(5)
+    reported = Budget("team", "b", tuple(exactly({"covered": "yes"})), 0, frozenset({"pod-n1-0"}))
+    scene.context.budgets.put(reported)
+    await scene.after(imported.COUNTED_SECONDS)
+    assert list(scene.context.budgets.all()) == [reported]
+
+
 async def test_gang_ends_not_at_all_if_one_member_cannot():
     scene = Scene("n1", "n2")
     for node in scene.nodes:
