@@ -722,6 +722,44 @@ async def test_gang_on_several_nodes_ends_whole_for_pod_without_room_in_sum(anno
     assert sorted(scene.evicted) == want
 
 
+def put_off(scene: Scene, name: str, priority: int = 200) -> None:
+    """Leave a pod to our own evictions, on all nodes."""
+    scene.state.set_pod(make_pod(name, priority=priority, vgpu="1", vgpu_memory="900"))
+    scene.context.put_off.at_once(name, scene.nodes)
+
+
+async def test_pods_put_off_are_served_beside_many_decisions():
+    scene = Scene("n1", "n2")
+    for uid in ("n1-0", "n1-1"):
+        scene.state.set_pod(replace(scene.state.pods[uid], labels=(("covered", "yes"),)))
+    scene.context.budgets.put(Budget("team", "b", tuple(exactly({"covered": "yes"})), 0))
+    put_off(scene, "put-off")
+    for number in range(30):  # none of them can be helped, and each step serves one
+        scene.refused(f"waits-{number}", memory="2000")
+    scene.now += imported.SETTLE_SECONDS
+    for _ in range(3):
+        await scene.after(1)
+    assert scene.evicted == ["n2-0"]
+
+
+async def test_pods_put_off_are_served_in_steps_the_most_important_first(monkeypatch):
+    scene, tried = Scene(*(f"n{number:02}" for number in range(10))), list[str]()
+
+    def slow_plan(context, pod, node, spared):
+        scene.now += 0.25
+        tried.append(pod.uid)
+
+    monkeypatch.setattr(module, "plan_eviction", slow_plan)
+    for number in range(20):
+        put_off(scene, f"p{number:02}", priority=100 + number)
+    for _ in range(20):
+        begun = scene.now
+        await scene.preemptor.step()
+        assert scene.now - begun <= LAST_SECONDS + 0.5, "reservations of moves under way must be renewed in time"
+    assert list(dict.fromkeys(tried)) == [f"p{number:02}" for number in reversed(range(20))]
+    assert not scene.context.put_off.take_due(scene.now)
+
+
 async def unhelped(scene: Scene, count: int, *, vgpu: str = "2", vgpu_memory: str = "2000") -> list[str]:
     """Have kube-scheduler find too little in sum on all nodes: it calls preempt for each member of a gang, and no filter."""
     uids = [f"m{number}" for number in range(count)]
