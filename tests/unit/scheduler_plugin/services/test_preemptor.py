@@ -16,6 +16,8 @@ from scheduler_plugin.core.cluster.decisions import MAX_RECORDED, Decision
 from scheduler_plugin.core.cluster.pods import STUCK_SECONDS
 from scheduler_plugin.core.cluster.selectors import Operator, Requirement, exactly
 from scheduler_plugin.core.cluster.state import ClusterState, Stage
+from scheduler_plugin.extender import gang as gang_module
+from scheduler_plugin.extender import put_off as put_off_module
 from scheduler_plugin.extender.cooperative import MAX_PER_BATCH
 from scheduler_plugin.extender.preempt import ENOUGH_SECONDS, LAST_SECONDS, choose_victims
 from scheduler_plugin.services import preemptor as module
@@ -770,6 +772,18 @@ async def unhelped(scene: Scene, count: int, *, vgpu: str = "2", vgpu_memory: st
         body = {"Pod": asked_pod(uid, gang_of("g", count), vgpu=vgpu, vgpu_memory=vgpu_memory), "NodeNameToMetaVictims": victims}
         assert json.loads(await choose_victims(scene.context, json.dumps(body).encode())) == {"NodeNameToMetaVictims": {}}
     return uids
+
+
+async def test_without_preemptor_few_pods_are_kept_for_it(monkeypatch):
+    for kept in (gang_module, put_off_module):
+        monkeypatch.setattr(kept, "MAX_PODS", 5)
+    scene = Scene("n1", "n2")
+    await unhelped(scene, 12)
+    for number in range(12):
+        put_off(scene, f"p{number}")
+        scene.context.put_off.until(f"p{number}", 0.0, scene.nodes)
+    assert len(scene.context.gangs.unhelped) == 5
+    assert list(scene.context.put_off.take_due(scene.now)) == [f"p{number}" for number in range(7, 12)]
 
 
 async def test_gang_without_room_in_sum_gets_victims_on_several_nodes():
