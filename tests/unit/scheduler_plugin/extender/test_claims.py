@@ -221,6 +221,19 @@ def test_search_over_all_nodes_is_limited(monkeypatch: pytest.MonkeyPatch):
     assert tried[0] <= MOST_STEPS + len(NODES) * STEPS_PER_NODE
 
 
+def test_claim_for_all_gpus_of_a_node_is_judged_on_many_nodes():
+    """One GPU of each node is in use, so no node has eight. A search that tries each set of the others would try 256 on each node."""
+    names = [f"m{number}" for number in range(100)]
+    context = cluster()
+    for name in names:
+        node = make_node(name, 8)
+        context.state.set_gpu_node(node)
+        context.claims.holds.set_slice(slice_of(node))
+        allocate(context, f"on-{name}", name, 7, "900Mi")
+    context.claims.holds.set_claim(claim_of("mine", asking(count=8, memory="200Mi")))
+    assert filtered(context, pod_json("p", "mine"), names)[0] == []
+
+
 def first_of_two_rated() -> tuple[ExtenderContext, Mapping[str, int]]:
     """Return a cluster of one GPU a node and two claims that do not fit together, with the scores for a pod with the first."""
     context = cluster(devices=1)
