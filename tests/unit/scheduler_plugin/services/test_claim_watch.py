@@ -53,6 +53,17 @@ def held(name: str = "old", memory: str = "900Mi"):
     return claim_of(name, asking(memory=memory), results=[result("n1", 0, memory=memory)])
 
 
+def with_refused_pod(*more: str) -> tuple[ExtenderContext, ClaimWatch, Pods, ClaimRetry]:
+    """A pod that was refused on n1, because an older claim has its GPU."""
+    context, watch = watched(*more)
+    pods = Pods()
+    context.state.set_pod(pod_of("new", "new"))
+    watch.claims.changed(held())
+    watch.claims.changed(claim_of("new", asking(memory="500Mi")))
+    assert refused(context, "new")
+    return context, watch, pods, ClaimRetry(context, pods, lambda: True)
+
+
 def test_claims_are_judged_once_all_three_kinds_are_listed():
     context = make_context(ClusterState())
     watch = ClaimWatch(context.claims)
@@ -79,13 +90,7 @@ def test_pod_is_left_to_kube_scheduler_while_a_stream_is_broken(kind: str, again
 
 @pytest.mark.parametrize("way", ["deleted", "freed", "not in the list"])
 def test_refused_pod_is_tried_again_when_claim_is_free(way: str):
-    context, watch = watched()
-    pods = Pods()
-    retry = ClaimRetry(context, pods, lambda: True)
-    context.state.set_pod(pod_of("new", "new"))
-    watch.claims.changed(held())
-    watch.claims.changed(mine := claim_of("new", asking(memory="500Mi")))
-    assert refused(context, "new")
+    context, watch, pods, retry = with_refused_pod()
     asyncio.run(retry.step())
     assert pods.annotated == []
     match way:
@@ -94,7 +99,7 @@ def test_refused_pod_is_tried_again_when_claim_is_free(way: str):
         case "freed":
             watch.claims.changed(claim_of("old", asking(memory="900Mi")))
         case _:
-            watch.claims.listed([mine])
+            watch.claims.listed([claim_of("new", asking(memory="500Mi"))])
     asyncio.run(retry.step())
     asyncio.run(retry.step())
     assert pods.annotated == ["new"]
@@ -124,13 +129,7 @@ def test_room_that_comes_while_another_pod_is_tried_again_is_not_missed():
 
 
 def test_pod_is_not_tried_again_for_nodes_that_were_not_offered():
-    context, watch = watched("n2")
-    pods = Pods()
-    retry = ClaimRetry(context, pods, lambda: True)
-    context.state.set_pod(pod_of("new", "new"))
-    watch.claims.changed(held())
-    watch.claims.changed(claim_of("new", asking(memory="500Mi")))
-    assert refused(context, "new"), "n2, where it would fit, is not offered"
+    _, watch, pods, retry = with_refused_pod("n2")  # n2, where it would fit, was not offered
     asyncio.run(retry.step())
     assert pods.annotated == []
     watch.claims.deleted(held())
@@ -174,13 +173,7 @@ def test_only_the_leader_has_pods_tried_again_and_gone_pods_are_forgotten():
 @pytest.mark.parametrize(("trouble", "again"), [(KubeApiError("HTTP 429"), ["new"]), (KubeNotFoundError("no such pod"), [])])
 @pytest.mark.parametrize("stream", ["works", "is broken"])
 def test_pod_is_tried_again_after_the_api_did_not_take_it(trouble: KubeApiError, again: list[str], stream: str):
-    context, watch = watched()
-    pods = Pods()
-    retry = ClaimRetry(context, pods, lambda: True)
-    context.state.set_pod(pod_of("new", "new"))
-    watch.claims.changed(held())
-    watch.claims.changed(claim_of("new", asking(memory="500Mi")))
-    assert refused(context, "new")
+    context, watch, pods, retry = with_refused_pod()
     if stream == "is broken":
         watch.slices.trouble("HTTP 429")
     watch.claims.deleted(held())

@@ -639,11 +639,17 @@ async def test_gang_on_several_nodes_ends_whole_for_one_pod():
     assert sorted(await scene.after(5)) == ["n1-0", "n2-0"]
 
 
+def with_budget() -> tuple[Scene, Budget]:
+    """Pods of which a budget lets one end."""
+    scene, budget = Scene("n1", "n2"), Budget("team", "b", tuple(exactly({"covered": "yes"})), 1)
+    for pod in list(scene.state.pods.values()):
+        scene.state.set_pod(replace(pod, priority=0, labels=(("covered", "yes"),)))
+    scene.context.budgets.put(budget)
+    return scene, budget
+
+
 async def test_second_plan_counts_evictions_that_watch_has_not_reported():
-    scene = Scene("n1", "n2")
-    for uid in ("n1-0", "n2-0", "n1-1", "n2-1"):
-        scene.state.set_pod(replace(scene.state.pods[uid], priority=0, labels=(("covered", "yes"),)))
-    scene.context.budgets.put(Budget("team", "b", tuple(exactly({"covered": "yes"})), 1))
+    scene, _ = with_budget()
     for name in ("first", "second"):
         scene.refused(name)
     for _ in range(10):
@@ -652,31 +658,18 @@ async def test_second_plan_counts_evictions_that_watch_has_not_reported():
     assert [budget.allowed for budget in scene.context.budgets.all()] == [0]
 
 
-async def test_budget_is_whole_again_if_the_api_server_did_not_count_the_eviction():
-    """It counts no pod that is pending or not ready. Then the budget does not change, so the watch reports nothing."""
-    scene = Scene("n1", "n2")
-    for uid in ("n1-0", "n2-0", "n1-1", "n2-1"):
-        scene.state.set_pod(replace(scene.state.pods[uid], priority=0, labels=(("covered", "yes"),)))
-    budget = Budget("team", "b", tuple(exactly({"covered": "yes"})), 1)
-    scene.context.budgets.put(budget)
+@pytest.mark.parametrize("reports", [False, True])
+async def test_what_the_watch_reports_of_a_budget_counts_in_the_end(reports):
+    """The API server counts no pod that is pending or not ready. Then the budget does not change, and the watch reports nothing."""
+    scene, budget = with_budget()
     scene.refused("first")
     await scene.after(5)
     assert [known.allowed for known in scene.context.budgets.all()] == [0]
+    if reports:
+        budget = replace(budget, allowed=0, let_go=frozenset({"pod-n1-0"}))
+        scene.context.budgets.put(budget)
     await scene.after(imported.COUNTED_SECONDS)
     assert list(scene.context.budgets.all()) == [budget]
-
-
-async def test_report_of_the_watch_outlives_what_was_counted_before_it():
-    scene = Scene("n1", "n2")
-    for uid in ("n1-0", "n2-0", "n1-1", "n2-1"):
-        scene.state.set_pod(replace(scene.state.pods[uid], priority=0, labels=(("covered", "yes"),)))
-    scene.context.budgets.put(Budget("team", "b", tuple(exactly({"covered": "yes"})), 1))
-    scene.refused("first")
-    await scene.after(5)
-    reported = Budget("team", "b", tuple(exactly({"covered": "yes"})), 0, frozenset({"pod-n1-0"}))
-    scene.context.budgets.put(reported)
-    await scene.after(imported.COUNTED_SECONDS)
-    assert list(scene.context.budgets.all()) == [reported]
 
 
 async def test_gang_ends_not_at_all_if_one_member_cannot():
