@@ -25,6 +25,8 @@ from scheduler_plugin.services.retry_mark import RetryMark
 logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 0.25
+FAILED_SECONDS: Final = 5.0
+"""Until the next try after the API server did not take an annotation."""
 SHOWN_SECONDS: Final = 60.0
 """After this time the watch has shown each pod that kube-scheduler asked about, if it exists."""
 _T = TypeVar("_T")
@@ -116,6 +118,7 @@ class ClaimRetry:
         self._api = api
         self._leads = leads
         self._seen_count = -1
+        self._rests_until = 0.0
         self._mark = RetryMark(context)
 
     async def run(self) -> None:
@@ -128,7 +131,8 @@ class ClaimRetry:
         """Look once."""
         state, claims = self._context.state, self._context.claims
         change_count = state.columns.change_count
-        if not claims.refused or not self._leads() or change_count == self._seen_count:
+        now = self._context.clock.monotonic()
+        if not claims.refused or not self._leads() or change_count == self._seen_count or now < self._rests_until:
             return
         self._seen_count = change_count  # a change from now on, during calls to the API too, is seen in the next step
         for uid, refusal in list(claims.refused.items()):
@@ -136,7 +140,7 @@ class ClaimRetry:
                 del claims.refused[uid]
                 if not await self._retry(refusal.pod):
                     claims.refused.setdefault(uid, refusal)  # after the others
-                    self._seen_count = -1
+                    self._seen_count, self._rests_until = -1, now + FAILED_SECONDS
                     return
             await asyncio.sleep(0)
 

@@ -13,7 +13,7 @@ from aliquot.kube.errors import KubeApiError, KubeNotFoundError
 from scheduler_plugin.core.claims.stored import decode_claim
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.extender.context import ExtenderContext
-from scheduler_plugin.services.claim_watch import SHOWN_SECONDS, ClaimRetry, ClaimWatch, decode_object
+from scheduler_plugin.services.claim_watch import FAILED_SECONDS, SHOWN_SECONDS, ClaimRetry, ClaimWatch, decode_object
 from tests.unit.scheduler_plugin.builders import filter_body, make_context, make_node
 from tests.unit.scheduler_plugin.claim_builders import asking, claim_of, class_of, pod_json, pod_of, result, slice_of
 
@@ -53,9 +53,9 @@ def held(name: str = "old", memory: str = "900Mi"):
     return claim_of(name, asking(memory=memory), results=[result("n1", 0, memory=memory)])
 
 
-def with_refused_pod(*more: str) -> tuple[ExtenderContext, ClaimWatch, Pods, ClaimRetry]:
+def with_refused_pod(*more: str, monotonic: Callable[[], float] = lambda: 0.0) -> tuple[ExtenderContext, ClaimWatch, Pods, ClaimRetry]:
     """A pod that was refused on n1, because an older claim has its GPU."""
-    context, watch = watched(*more)
+    context, watch = watched(*more, monotonic=monotonic)
     pods = Pods()
     context.state.set_pod(pod_of("new", "new"))
     watch.claims.changed(held())
@@ -173,13 +173,17 @@ def test_only_the_leader_has_pods_tried_again_and_gone_pods_are_forgotten():
 @pytest.mark.parametrize(("trouble", "again"), [(KubeApiError("HTTP 429"), ["new"]), (KubeNotFoundError("no such pod"), [])])
 @pytest.mark.parametrize("stream", ["works", "is broken"])
 def test_pod_is_tried_again_after_the_api_did_not_take_it(trouble: KubeApiError, again: list[str], stream: str):
-    context, watch, pods, retry = with_refused_pod()
+    clock = [0.0]
+    context, watch, pods, retry = with_refused_pod(monotonic=lambda: clock[0])
     if stream == "is broken":
         watch.slices.trouble("HTTP 429")
     watch.claims.deleted(held())
     pods.fails = trouble
     asyncio.run(retry.step())
     pods.fails = None
+    asyncio.run(retry.step())
+    assert pods.annotated == [], "not at once"
+    clock[0] = FAILED_SECONDS
     asyncio.run(retry.step())
     assert (pods.annotated, context.claims.refused) == (again, {})
     asyncio.run(retry.step())
