@@ -65,12 +65,6 @@ class ClaimQuery:
         return any(contract.DRA_DRIVER in expression for request in self.requests for expression in request.selectors)
 
     @property
-    def is_ours_alone(self) -> bool:
-        """Whether each alternative of each request is for GPUs of Aliquot."""
-        alternatives = (one for claim in self.claims for alternatives in claim.requests for one in alternatives)
-        return all(any(contract.DRA_DRIVER in expression for expression in one.selectors) for one in alternatives)
-
-    @property
     def asks(self) -> tuple[RatingQuery, ...]:
         """The same as containers that ask for shares."""
         return tuple(RatingQuery(_as_container(one), Preferences(), self.policy, self.demand) for one in self.requests)
@@ -105,6 +99,8 @@ class _Predictions:
     """What was predicted for some claims, by row. It depends on no CPU and RAM, so pods of many sizes share it."""
 
     class_version: int
+    are_complete: bool
+    """Whether all devices that the claims may get are in the search."""
     by_row: dict[int, _Predicted] = field(default_factory=dict)
     effort: Effort = field(default_factory=Effort)
     """What is left for the present call."""
@@ -229,7 +225,8 @@ class ClaimVerdicts:
         """Return what is kept for these claims; nothing if a class changed since."""
         kept = self._predictions.get(query.shapes)
         if kept is None or kept.class_version != self.pools.class_version:
-            kept = _Predictions(self.pools.class_version)
+            requests = (one for claim in query.claims for alternatives in claim.requests for one in alternatives)
+            kept = _Predictions(self.pools.class_version, not self.pools.may_be_common(requests))
         keep(self._predictions, query.shapes, kept, min(MOST_KEPT, MOST_PREDICTED // max(1, self._state.columns.rows) + 1))
         return kept
 
@@ -243,17 +240,16 @@ class ClaimVerdicts:
             stamp = (*self.pools.stamp(node, uid), self._state.gpu_node(node))
             found = predictions.by_row.get(row)
             if found is None or found.stamp != stamp:
-                found = predictions.by_row[row] = self._predict(uid, query, row, stamp, predictions.effort)
+                found = predictions.by_row[row] = self._predict(uid, query, row, stamp, predictions)
             verdict.reason[row] = found.reason.value
             if found.columns is not None:
                 rated[row] = found.columns
         if rated:
             self._rate(query, rated, verdict)
 
-    def _predict(self, uid: str, query: ClaimQuery, row: int, stamp: tuple[object, ...], effort: Effort) -> _Predicted:
+    def _predict(self, uid: str, query: ClaimQuery, row: int, stamp: tuple[object, ...], predictions: _Predictions) -> _Predicted:
         """Predict whether claims fit on a node, and the devices that they get."""
-        node = self._state.names[row]
-        is_complete = query.is_ours_alone or not self.pools.has_common  # common devices of other drivers are not searched
+        node, is_complete, effort = self._state.names[row], predictions.are_complete, predictions.effort
         if not self.pools.offers(node):
             return _Predicted(stamp, NodeReason.NOT_CLAIMABLE if is_complete else NodeReason.FITS)
         try:

@@ -13,7 +13,7 @@ from typing import Any
 
 from aliquot import contract
 from aliquot.contract.errors import ContractError
-from scheduler_plugin.core.claims.first_fit import Amounts, Claim, Device, DeviceKey, Effort, PoolKey, Taken, Usage, predict
+from scheduler_plugin.core.claims.first_fit import Amounts, Claim, Device, DeviceKey, Effort, PoolKey, Request, Taken, Usage, predict
 from scheduler_plugin.core.claims.objects import claim_of, devices_of
 from scheduler_plugin.core.claims.selecting import check, meets
 from scheduler_plugin.core.claims.stored import ClaimKey, Part, StoredClaim
@@ -165,10 +165,10 @@ class Pools:
         """Whether a node has devices for claims."""
         return bool(self._on_node.get(node))
 
-    @property
-    def has_common(self) -> bool:
-        """Whether there are devices that several nodes can use."""
-        return any(one["spec"].get("devices") for one in self._on_node.get("", {}).values())
+    def may_be_common(self, requests: Iterable[Request]) -> bool:
+        """Whether one of these requests may be for a device that several nodes can use. Those are not in the search."""
+        drivers = {one["spec"]["driver"] for one in self._on_node.get("", {}).values() if one["spec"].get("devices")}
+        return any(_may_be_of(request, driver) for request in requests for driver in drivers)
 
     def read(self, claims: Iterable[StoredClaim]) -> Sequence[Claim]:
         """Return claims as the search reads them. Raises ContractError for what it does not know."""
@@ -222,6 +222,14 @@ class Pools:
         else:
             self._devices.clear()
             self.class_version += 1
+
+
+def _may_be_of(request: Request, driver: str) -> bool:
+    """Whether the selectors of a request leave devices of a driver."""
+    try:
+        return all(meets(expression, Device((driver, "", ""))) for expression in request.selectors)
+    except ContractError:  # that depends on the device
+        return True
 
 
 def _sum_of(used: Iterable[tuple[DeviceKey, Amounts | None]]) -> Usage:

@@ -206,6 +206,24 @@ def test_device_that_all_nodes_can_use_is_left_to_kube_scheduler(served: Sequenc
     assert filtered(context, pod_json("p", "ours"))[0] == []
 
 
+@pytest.mark.parametrize(
+    "selector",
+    [
+        "device.driver != 'gpu.aliquot.dev'",
+        "!(device.driver == 'gpu.aliquot.dev')",
+        "device.driver in ['gpu.aliquot.dev', 'nic']",
+        "device.driver == 'gpu.aliquot.dev' || device.driver == 'nic'",
+    ],
+)
+def test_request_that_names_our_driver_may_be_for_devices_of_all_nodes(selector: str):
+    context = cluster(served=["n2"])
+    port = {"driver": "nic", "allNodes": True, "pool": {"name": "fabric", "resourceSliceCount": 1}, "devices": [{"name": "port-0"}]}
+    context.claims.holds.set_slice({"metadata": {"name": "port-0"}, "spec": port})
+    context.claims.pools.set_class(class_of("any", selector))
+    context.claims.holds.set_claim(claim_of("mine", asking(memory="1Mi"), asking("port", device_class="any")))
+    assert filtered(context, pod_json("p", "mine")) == (NODES, {}), "kube-scheduler decides"
+
+
 def test_search_over_all_nodes_is_limited(monkeypatch: pytest.MonkeyPatch):
     """Nine requests that do not fit have nine factorial ways on each node."""
     tried, fitting = [0], _Search._fitting
@@ -219,6 +237,19 @@ def test_search_over_all_nodes_is_limited(monkeypatch: pytest.MonkeyPatch):
     context.claims.holds.set_claim(claim_of("mine", *(asking(f"r{number}", memory="600Mi") for number in range(9))))
     assert filtered(context, pod_json("p", "mine")) == (NODES, {}), "kube-scheduler decides"
     assert tried[0] <= MOST_STEPS + len(NODES) * STEPS_PER_NODE
+
+
+def test_claim_for_all_gpus_of_a_node_is_judged_on_many_nodes():
+    """One GPU of each node is in use, so no node has eight. A search that tries each set of the others would try 256 on each node."""
+    names = [f"m{number}" for number in range(100)]
+    context = cluster()
+    for name in names:
+        node = make_node(name, 8)
+        context.state.set_gpu_node(node)
+        context.claims.holds.set_slice(slice_of(node))
+        allocate(context, f"on-{name}", name, 7, "900Mi")
+    context.claims.holds.set_claim(claim_of("mine", asking(count=8, memory="200Mi")))
+    assert filtered(context, pod_json("p", "mine"), names)[0] == []
 
 
 def first_of_two_rated() -> tuple[ExtenderContext, Mapping[str, int]]:
