@@ -8,6 +8,7 @@ mean differs by CHANGE_PERCENT, so that the node's object is not written for noi
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from statistics import fmean
 from typing import Final, NamedTuple
 
@@ -46,22 +47,37 @@ def sample_of(
     Args: sm_ratios: how busy each container keeps each GPU; unknown ones are missing.
     """
     whole = {entry.device.uuid: entry for entry in devices if not entry.device.mig_enabled}
-    keys = {
-        (grant.grant_id, share.device_uuid): grant.pod_uid
-        for grant in grants
-        if grant.claim is None
-        for share in grant.shares
-        if share.device_uuid in whole
+    by_pod = _keys_by_pod(grants, whole)
+    totals = _totals(chain.from_iterable(by_pod.values()), sm_ratios)
+    begun = {uid: keys for uid, keys in by_pod.items() if any(_has_begun(key, sm_ratios, holdings) for key in keys)}
+    samples = {
+        uid: _mean_of_devices({key: _sample(key, sm_ratios, holdings, whole[key[1]], totals[key[1]]) for key in keys})
+        for uid, keys in begun.items()
     }
+    return {uid: sample for uid, sample in samples.items() if sample is not None}
+
+
+def _totals(keys: Iterable[Key], sm_ratios: Mapping[Key, float]) -> Mapping[str, float]:
+    """Return how busy all containers keep each GPU."""
     totals: defaultdict[str, float] = defaultdict(float)
     for key in keys:
         totals[key[1]] += sm_ratios.get(key, 0.0)
-    found: defaultdict[str, defaultdict[str, list[UseSample | None]]] = defaultdict(lambda: defaultdict(list))
-    for key, pod_uid in keys.items():
-        found[pod_uid][key[1]].append(_sample(key, sm_ratios, holdings, whole[key[1]], totals[key[1]]))
-    begun = {keys[key] for key in keys if key in holdings.listed or sm_ratios.get(key)}
-    samples = {uid: _mean_of_devices(of_pod) for uid, of_pod in found.items() if uid in begun}
-    return {uid: sample for uid, sample in samples.items() if sample is not None}
+    return totals
+
+
+def _has_begun(key: Key, sm_ratios: Mapping[Key, float], holdings: Holdings) -> bool:
+    """Whether a container has a process that the driver lists, or for which the shim counts."""
+    return key in holdings.listed or sm_ratios.get(key, 0.0) > 0
+
+
+def _keys_by_pod(grants: Iterable[Grant], whole: Collection[str]) -> Mapping[str, Sequence[Key]]:
+    """Return the containers of each pod with the GPUs that they use. Args: whole: UUIDs of the GPUs that count."""
+    by_pod: defaultdict[str, list[Key]] = defaultdict(list)
+    for grant in grants:
+        keys = [(grant.grant_id, share.device_uuid) for share in grant.shares if share.device_uuid in whole]
+        if keys and grant.claim is None:
+            by_pod[grant.pod_uid] += keys
+    return by_pod
 
 
 def _sample(key: Key, sm_ratios: Mapping[Key, float], holdings: Holdings, device: InventoryDevice, total: float) -> UseSample | None:
@@ -75,14 +91,14 @@ def _sample(key: Key, sm_ratios: Mapping[Key, float], holdings: Holdings, device
     return UseSample(sm, dram)
 
 
-def _mean_of_devices(of_pod: Mapping[str, Sequence[UseSample | None]]) -> UseSample | None:
+def _mean_of_devices(samples: Mapping[Key, UseSample | None]) -> UseSample | None:
     """Add up the containers on each GPU and return the mean over the GPUs; None if a container is unknown."""
-    sums = []
-    for containers in of_pod.values():
-        known = [sample for sample in containers if sample is not None]
-        if len(known) < len(containers):
+    on_device: defaultdict[str, list[UseSample]] = defaultdict(list)
+    for (_, device_uuid), sample in samples.items():
+        if sample is None:
             return None
-        sums.append([min(1.0, sum(ratios)) for ratios in zip(*known, strict=True)])
+        on_device[device_uuid].append(sample)
+    sums = [[min(1.0, sum(ratios)) for ratios in zip(*found, strict=True)] for found in on_device.values()]
     return UseSample(*(fmean(ratios) for ratios in zip(*sums, strict=True)))
 
 

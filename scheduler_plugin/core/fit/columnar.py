@@ -477,11 +477,8 @@ def _cost(columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights, fitt
 def _vgpu_cost(columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights, fitting: Bools) -> tuple[Floats, Ints]:
     vgpus, free_mib, room = ask.request.vgpus, columns.free_mib[rows], columns.room[rows]
     taken = _taken(columns, rows, ask, free_mib)
-    device_cost = _device_cost(columns, rows, ask, taken)
     averted = _Averted.of(columns, rows, ask, weights) if weights.interference else None
-    if averted is not None:
-        device_cost = device_cost + averted.cost_ppm
-    nominal = _choose(columns, rows, ask, fitting, _keys(columns, rows, fitting, device_cost))
+    nominal = _choose(columns, rows, ask, fitting, _keys(columns, rows, fitting, _device_cost(columns, rows, ask, taken, averted)))
     chosen = nominal.chosen
     at = chosen + np.arange(0, fitting.size, fitting.shape[1])[:, None]  # flat indices are faster
     left_mib, devices = taken.mib.take(at), columns.devices[rows]
@@ -495,8 +492,7 @@ def _vgpu_cost(columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights,
         left_room.put(at, taken.room.take(at))
         cost += weights.policy * _fragmentation_growth(columns, rows, ask.demand, left_room, seated)
     else:
-        extra = 0 if averted is None else averted.cost_ppm.take(at).sum(axis=1)
-        cost += weights.policy * ((nominal.cost - extra) / (FREE_PPM * vgpus))
+        cost += weights.policy * (_cost_by_policy(nominal, averted, at) / (FREE_PPM * vgpus))
     # Most clusters have one kind of device: then no kind is scarce, and this pass is skipped.
     if weights.scarce and columns.demand_table.scarcity_of_kind:
         scarcity = columns.demand_table.scarcity.take(columns.kind[rows].take(at))
@@ -598,8 +594,18 @@ def _taken(columns: Columns, rows: Rows, ask: RatingQuery, free_mib: Ints) -> _T
     return _Taken(left_mib, left_cores, left_shares, room_ppm(left_mib, capacity, left_cores), seated)
 
 
-def _device_cost(columns: Columns, rows: Rows, ask: RatingQuery, taken: _Taken) -> Ints:
+def _cost_by_policy(nominal: _Nominal, averted: _Averted | None, at: Ints) -> Ints:
+    """Return the sum of the chosen devices' costs without what the pod avoids. Args: at: their flat indices."""
+    return nominal.cost if averted is None else nominal.cost - averted.cost_ppm.take(at).sum(axis=1)
+
+
+def _device_cost(columns: Columns, rows: Rows, ask: RatingQuery, taken: _Taken, averted: _Averted | None) -> Ints:
     """Rate each device as aliquot.placement.score.cost does. The number is invalid for devices on which the request does not fit."""
+    by_policy = _device_cost_by_policy(columns, rows, ask, taken)
+    return by_policy if averted is None else by_policy + averted.cost_ppm
+
+
+def _device_cost_by_policy(columns: Columns, rows: Rows, ask: RatingQuery, taken: _Taken) -> Ints:
     if ask.policy is Policy.TOPOLOGY:
         return np.zeros_like(taken.mib)
     if taken.seated is not None:
