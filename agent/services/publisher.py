@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from agent.core.inventory import node_capacity
+from agent.core.inventory import DeviceInventory, node_capacity
 from agent.core.publishing import (
     NodeCondition,
     NodeFacts,
@@ -248,6 +248,8 @@ class GpuNodeTarget:
         self._kept: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
         """What was written last, and what the API stored: a definition without one of our fields drops it."""
         self._refused = ""
+        self._made: tuple[DeviceInventory, Sequence[Isolation], Mapping[str, Any]] | None = None
+        """The status for an inventory. Pods come more often than GPUs change."""
 
     def due_seconds(self, now: float) -> float | None:
         """See ``Target``."""
@@ -291,8 +293,11 @@ class GpuNodeTarget:
             return None
         if not inventory.devices and self._watch.trouble:
             return status_without_driver(published, self._watch.trouble_without_duration)
+        isolation = tuple(self._isolation())
         try:
-            return status_of(gpu_node(self._facts, inventory, self._isolation()))
+            if self._made is None or self._made[0] is not inventory or self._made[1] != isolation:
+                self._made = inventory, isolation, status_of(gpu_node(self._facts, inventory, isolation))
+            return self._made[2]
         except ContractError as exc:
             if self._refused != str(exc):
                 self._refused = str(exc)
