@@ -9,7 +9,7 @@ kube-scheduler itself knows what it has promised. A request with alternatives is
 asks for.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -20,8 +20,9 @@ from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.errors import ContractError
 from aliquot.contract.model import ContainerRequest, ContainerSpec, Pod, Policy, Preferences
+from aliquot.placement import mig
 from scheduler_plugin.core.claims.first_fit import MOST_STEPS, Claim, Effort, Request, SearchTooLongError, Taken
-from scheduler_plugin.core.claims.pools import Guess, Pools
+from scheduler_plugin.core.claims.pools import Guess, Origin, Pools
 from scheduler_plugin.core.claims.stored import StoredClaim
 from scheduler_plugin.core.cluster.columns import Rows
 from scheduler_plugin.core.cluster.pods import PodFacts, Use
@@ -43,6 +44,8 @@ STEPS_PER_NODE: Final = 20
 
 Taking: TypeAlias = tuple[tuple[Taken, ...], ...]
 """The devices of each request."""
+Parts: TypeAlias = tuple[tuple[RatingQuery, tuple[int, ...]], ...]
+"""Each request as a container that asks for what it gets on a node, and the columns of its GPUs there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,8 @@ class _Predicted:
     reason: NodeReason
     taking: Taking = ()
     """Empty if the devices are unknown."""
-    columns: Sequence[Sequence[int]] | None = None
-    """Those of the devices; None if the node cannot be rated."""
+    parts: "Parts | None" = None
+    """By what the node is rated; None if it cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ class ClaimVerdicts:
 
     def judge(self, pod: PodFacts, query: ClaimQuery) -> Verdict:
         """Judge all nodes for these claims."""
-        self._state.wanted.see(_as_shares(pod, query))
+        self._state.wanted.see(_as_shares(pod, self._asks(query)))
         self._shapes.refresh()
         with self._state.without(pod.uid):
             self._state.columns.derive()
@@ -197,7 +200,13 @@ class ClaimVerdicts:
         """Return the UUIDs of the GPUs that a pod's claims have."""
         found = (self.pools.claims.get((pod.namespace, name)) for name in pod.claims)
         parts = (part for claim in found if claim is not None for part in claim.parts or ())
-        return tuple(dict.fromkeys(uuid for part in parts if (uuid := self.pools.uuids.get(part.device)) is not None))
+        return tuple(dict.fromkeys(origin.gpu for part in parts if (origin := self.pools.origins.get(part.device)) is not None))
+
+    def _asks(self, query: ClaimQuery) -> Sequence[RatingQuery]:
+        """Return claims as containers that ask for what they get on some node; before that is known, for shares."""
+        kept = self._predictions.get(query.shapes)
+        known = (found.parts for found in kept.by_row.values() if found.parts is not None) if kept is not None else iter(())
+        return [ask for ask, _ in next(known, ())] or query.asks
 
     def _touch(self, node: str) -> None:
         """Have a node judged again."""
@@ -232,7 +241,7 @@ class ClaimVerdicts:
 
     def _judge(self, uid: str, query: ClaimQuery, rows: Rows, predictions: _Predictions, verdict: Verdict) -> None:
         verdict.reason[rows], verdict.curable[rows], verdict.score[rows], verdict.cost[rows] = NodeReason.NO_GPU.value, False, 0, 0.0
-        rated: dict[int, Sequence[Sequence[int]]] = {}
+        rated: dict[int, Parts] = {}
         for row in rows.tolist():
             if not (node := self._state.names[row]):
                 predictions.by_row.pop(row, None)
@@ -242,10 +251,10 @@ class ClaimVerdicts:
             if found is None or found.stamp != stamp:
                 found = predictions.by_row[row] = self._predict(uid, query, row, stamp, predictions)
             verdict.reason[row] = found.reason.value
-            if found.columns is not None:
-                rated[row] = found.columns
+            if found.parts is not None:
+                rated[row] = found.parts
         if rated:
-            self._rate(query, rated, verdict)
+            self._rate(rated, verdict)
 
     def _predict(self, uid: str, query: ClaimQuery, row: int, stamp: tuple[object, ...], predictions: _Predictions) -> _Predicted:
         """Predict whether claims fit on a node, and the devices that they get."""
@@ -256,7 +265,7 @@ class ClaimVerdicts:
             found = self.pools.predict(node, query.claims, uid, effort=effort)
             if found is not None:
                 taking = tuple(group for claim, taken in zip(query.claims, found, strict=True) for group in _groups(claim, taken))
-                return _Predicted(stamp, NodeReason.FITS, taking, self._columns(query, taking, row))
+                return _Predicted(stamp, NodeReason.FITS, taking, self._parts(query, taking, row))
             if is_complete and self.pools.predict(node, query.claims, uid, guesses=False, effort=effort) is None:
                 return _Predicted(stamp, self._lacking(query, row))
         except (ContractError, SearchTooLongError):
@@ -269,24 +278,35 @@ class ClaimVerdicts:
         reasons = (int(evaluate(self._state.columns, rows, ask, weights).reason[0]) for ask in query.asks)
         return NodeReason(next((reason for reason in reasons if reason != NodeReason.FITS.value), NodeReason.CLAIMS.value))
 
-    def _columns(self, query: ClaimQuery, taking: Taking, row: int) -> list[list[int]] | None:
-        """Return the columns of the devices of each request; None if the inventory lacks one, or another alternative was taken."""
+    def _parts(self, query: ClaimQuery, taking: Taking, row: int) -> Parts | None:
+        """Return by what a node is rated; None if the inventory lacks a GPU, or another alternative was taken."""
         gpu = self._state.gpu_node(self._state.names[row])
         column_of = {} if gpu is None else {entry.device.uuid: column for column, entry in enumerate(gpu.devices)}
-        found = [[column_of.get(self.pools.uuids.get(taken.device, ""), -1) for taken in group] for group in taking]
-        counts = [request.count for request in query.requests]
-        return found if [len(group) for group in found] == counts and all(-1 not in group for group in found) else None
-
-    def _rate(self, query: ClaimQuery, chosen: Mapping[int, Sequence[Sequence[int]]], verdict: Verdict) -> None:
-        """Rate nodes by the devices that the claims get there."""
-        rows, width = np.array(list(chosen), dtype=np.int64), self._state.columns.width
         parts = []
-        for number, ask in enumerate(query.asks):
-            devices = np.zeros((len(rows), width), dtype=np.bool_)
-            for position, columns in enumerate(chosen.values()):
-                devices[position, columns[number]] = True
-            parts.append((ask, devices))
-        verdict.cost[rows], verdict.score[rows] = self._shapes.rated_on(rows, parts)
+        for request, group in zip(query.requests, taking, strict=True):
+            known = (self.pools.origins.get(taken.device) for taken in group)
+            origins = [origin for origin in known if origin is not None and origin.gpu in column_of]
+            ask = _as_given(request, origins)
+            if ask is None:
+                return None
+            columns = tuple(sorted({column_of[origin.gpu] for origin in origins}))
+            parts.append((RatingQuery(ask, Preferences(), query.policy, query.demand), columns))
+        return tuple(parts)
+
+    def _rate(self, chosen: Mapping[int, Parts], verdict: Verdict) -> None:
+        """Rate nodes by the devices that the claims get there. Rows where the claims get the same are rated together."""
+        width, alike = self._state.columns.width, dict[tuple[RatingQuery, ...], list[int]]()
+        for row, parts in chosen.items():
+            alike.setdefault(tuple(ask for ask, _ in parts), []).append(row)
+        for asks, members in alike.items():
+            rated = []
+            for number, ask in enumerate(asks):
+                devices = np.zeros((len(members), width), dtype=np.bool_)
+                for position, row in enumerate(members):
+                    devices[position, chosen[row][number][1]] = True
+                rated.append((ask, devices))
+            rows = np.array(members, dtype=np.int64)
+            verdict.cost[rows], verdict.score[rows] = self._shapes.rated_on(rows, rated)
 
 
 def _groups(claim: Claim, taken: Sequence[Taken]) -> list[tuple[Taken, ...]]:
@@ -301,11 +321,27 @@ def _as_container(request: Request) -> ContainerRequest:
     return ContainerRequest(request.name, request.count, memory_bytes, None if cores is None else request.count * int(cores))
 
 
-def _as_shares(pod: PodFacts, query: ClaimQuery) -> PodFacts:
-    """Return the pod as if it asked for its devices as shares: by such pods the demand is known."""
+def _as_given(request: Request, origins: Sequence[Origin]) -> ContainerRequest | None:
+    """Return a request as a container that asks for these devices; None if they are not all of it, or of several kinds."""
+    if len(origins) != request.count:
+        return None
+    (kind, *others), on_gpu = {(origin.fixed_mib, origin.profile) for origin in origins}, Counter(origin.gpu for origin in origins)
+    (several, *uneven), (fixed_mib, profile) = set(on_gpu.values()), kind
+    if others or uneven:
+        return None
+    if profile:
+        return ContainerRequest(request.name, mig=((profile, request.count),))
+    if fixed_mib is None:
+        return _as_container(request) if several == 1 else None
+    return ContainerRequest(request.name, len(on_gpu), request.count * fixed_mib * units.MIB)
+
+
+def _as_shares(pod: PodFacts, asks: Sequence[RatingQuery]) -> PodFacts:
+    """Return the pod as if it asked for its devices by resources: by such pods the demand is known."""
     containers = []
-    for number, ask in enumerate(query.asks):
-        limits = {contract.RESOURCE_VGPU: str(ask.request.vgpus)}
+    for number, ask in enumerate(asks):
+        limits = {contract.RESOURCE_VGPU: str(ask.request.vgpus)} if ask.request.vgpus else {}
+        limits |= {mig.resource_of_profile(profile): str(count) for profile, count in ask.request.mig}
         if ask.request.memory_bytes is not None:
             limits[contract.RESOURCE_VGPU_MEMORY] = str(ask.request.memory_bytes // units.MIB)
         if ask.request.cores_percent is not None:
