@@ -109,6 +109,7 @@ def allocator(setting: str) -> dict[str, str]:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("limit", "view", "refusal")
 @pytest.mark.parametrize("name", ALLOCATORS)
 def test_allocator_fills_the_share_and_names_it(name: str, container: Container, jobs: Jobs) -> None:
     """each allocator fills the share, names it in OutOfMemoryError and gives it back"""
@@ -158,6 +159,7 @@ def test_tensor_handed_to_another_process_is_counted_once(name: str, container: 
     assert told["after_mib"] == told["alone_mib"]
 
 
+@pytest.mark.shows("processes", "kill")
 def test_two_processes_share_one_limit_and_a_killed_one_gives_back(container: Container, jobs: Jobs) -> None:
     """two processes, one limit; kill -9 gives back"""
     with jobs.start(container, "commands") as first, jobs.start(container, "commands") as second:
