@@ -33,7 +33,7 @@ from scheduler_plugin.ports import NominationApi
 
 logger = logging.getLogger(__name__)
 
-FIRST: Final = 4
+FIRST: Final = 2
 """Pods at the head of the queue without a write."""
 LAST: Final = 64
 """Pods of the queue that get room ahead of their call."""
