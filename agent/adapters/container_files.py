@@ -86,8 +86,8 @@ class GrantFiles:
         for name in names:
             try:
                 content = self._installed.read(str(version / name))
-            except OSError as exc:
-                raise StorageError(f"copying {version / name}: {exc.strerror}") from exc
+            except FileNotFoundError:
+                raise StorageError(f"copying {version / name}: it is not there") from None
             if not _is_copy(copies / name, content):
                 write_over(copies / name, content, mode=0o555, durable=False)
         return copies
