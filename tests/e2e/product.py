@@ -103,7 +103,12 @@ def with_components(kubectl: Kubectl, components: Sequence[str], scratch: Path) 
     yield
     install_manifests(kubectl)
     wait_until_rolled_out(kubectl.within(AGENT_NAMESPACE))
-    for kind, namespace, name in sorted(_objects(kubectl, scratch) - _objects(kubectl, SIMULATED_OVERLAY)):
+    remove_objects_of_components(kubectl, scratch)
+
+
+def remove_objects_of_components(kubectl: Kubectl, folder: Path) -> None:
+    """Delete what a kustomization has and the product without components has not."""
+    for kind, namespace, name in sorted(_objects(kubectl, folder) - _objects(kubectl, SIMULATED_OVERLAY)):
         (kubectl.within(namespace) if namespace else kubectl).delete(kind, name)
 
 

@@ -5,6 +5,7 @@ The numbers T1, T2, ... are those of the plan of scenarios for this driver.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from aliquot import contract
@@ -19,6 +21,7 @@ from aliquot_cli.__main__ import main
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.explain.why import Why
 from tests.e2e.cluster.cluster import Cluster
+from tests.e2e.cluster.paths import ROOT
 from tests.e2e.kubectl import Kubectl, KubectlError, Object, eventually
 from tests.e2e.product import (
     AGENT_NAMESPACE,
@@ -38,6 +41,7 @@ from tests.e2e.test_restarts import another_agent_is_ready
 from tests.e2e.test_rights import ask_as_the_agent
 
 GIB = 1024
+GUIDE = ROOT / "docs/use/dra.md"
 __all__ = ["inject"]  # a fixture
 
 
@@ -59,6 +63,21 @@ def test_claimed_memory_is_exact_limit_in_container(kubectl: Kubectl) -> None:
     assert device["total_bytes"] == 8 * GIB * MIB
     filled, refused = [event for event in client.converse(f"alloc alloc {device['free_bytes']}", "alloc alloc 1") if "result_name" in event]
     assert (filled["result_name"], refused["result_name"]) == ("CUDA_SUCCESS", "CUDA_ERROR_OUT_OF_MEMORY")
+
+
+def test_examples_of_guide_run(kubectl: Kubectl, product: Kubectl) -> None:
+    """docs/use/dra.md as it is, but for the image and the program."""
+    blocks = [list(yaml.safe_load_all(text)) for text in re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)]
+    objects = {one["kind"]: one for block in blocks for one in block if "apiVersion" in one and "metadata" in one}
+    train = objects["Pod"]
+    train["spec"]["containers"][0] |= {"image": CLIENT_IMAGE, "imagePullPolicy": "IfNotPresent", "command": list(HOLD_OPEN)}
+    train["spec"]["terminationGracePeriodSeconds"] = 1
+    kubectl.apply(objects["ResourceClaimTemplate"], train)
+    kubectl.wait_for_phase("train", "Running", seconds=60)
+    assert memory_in(kubectl, "train", "main") == [20 * GIB * MIB]
+    classes = [one for block in blocks for one in block if one.get("kind") == "DeviceClass"]
+    product.run("apply", "--dry-run=server", "--filename=-", stdin=yaml.safe_dump_all(classes))
+    assert {one["metadata"]["name"] for one in classes} == {"vgpu-20g", "gpu.nvidia.com"}
 
 
 def test_two_containers_of_two_requests_have_two_limits(kubectl: Kubectl) -> None:
@@ -147,8 +166,8 @@ def test_allocation_of_another_writer_that_does_not_fit_is_refused(kubectl: Kube
     ],
 )
 def test_unknown_parameters_are_refused_when_claim_is_written(kubectl: Kubectl, parameters: Mapping[str, str], sentence: str) -> None:
-    template = claim("odd", request(memory="1Gi"), parameters=parameters)
-    for one in (template, {**template, "kind": "ResourceClaimTemplate", "spec": {"spec": template["spec"]}}):
+    odd = claim("odd", request(memory="1Gi"), parameters=parameters)
+    for one in (odd, {**odd, "kind": "ResourceClaimTemplate", "spec": {"spec": odd["spec"]}}):
         with pytest.raises(KubectlError, match=sentence):
             kubectl.apply(one)
     kubectl.apply(claim("right", request(memory="1Gi"), parameters={"priority": "high", "memoryBurst": "1.0"}))
@@ -221,11 +240,9 @@ def test_update_of_agent_leaves_no_moment_without_driver(kubectl: Kubectl, produ
 
 
 def test_template_makes_claims_and_status_reports_their_devices(kubectl: Kubectl) -> None:
-    template = {**claim("shape", request(memory="2Gi")), "kind": "ResourceClaimTemplate"}
-    template["spec"] = {"spec": template["spec"]}
     user = pod("user", {"main": None}, claim="shape")
     user["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "shape"}]
-    kubectl.apply(template, user)
+    kubectl.apply(template("shape", request(memory="2Gi")), user)
     kubectl.wait_for_phase("user", "Running", seconds=60)
     assert memory_in(kubectl, "user", "main") == [2 * GIB * MIB]
 
@@ -480,6 +497,12 @@ def claim(name: str, *requests: Object, parameters: Mapping[str, str] | None = N
         stated = {"apiVersion": contract.PARAMETERS_API_VERSION, "kind": contract.PARAMETERS_KIND, **parameters}
         devices["config"] = [{"opaque": {"driver": contract.DRA_DRIVER, "parameters": stated}}]
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}, "spec": {"devices": devices}}
+
+
+def template(name: str, *requests: Object) -> Object:
+    """A ResourceClaimTemplate."""
+    one = claim(name, *requests)
+    return {**one, "kind": "ResourceClaimTemplate", "spec": {"spec": one["spec"]}}
 
 
 def why(kubectl: Kubectl, pod: str) -> Why:

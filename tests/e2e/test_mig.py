@@ -20,9 +20,13 @@ from tests.e2e.product import (
     Slice,
     agent_pod,
     install_manifests,
+    remove_objects_of_components,
     slice_pod,
     wait_until_agents_rolled_out,
 )
+from tests.e2e.test_dra import claim, offered
+from tests.e2e.test_dra import pod as dra_pod
+from tests.e2e.test_dra import request as dra_request
 
 PROFILE = "a100x8-mig"
 """GPU 6 has seven 1g.10gb; GPU 7 a 2g.20gb, two 1g.10gb and a 3g.40gb. The others are not in MIG mode."""
@@ -30,7 +34,7 @@ PARTITIONED = """\
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [{daemonset}/overlays/simulated]
-components: [{daemonset}/components/mig]
+components: [{components}]
 patches:
   - target: {{kind: DaemonSet, name: aliquot-agent}}
     patch: |
@@ -38,6 +42,9 @@ patches:
       - {{op: add, path: /spec/template/spec/containers/0/env/-, value: {{name: ALIQUOT_MIG_STRATEGY, value: dynamic}}}}
 """
 EMPTY_GPU = 5
+MIG_CLASS = "mig.aliquot.dev"
+MADE = "4g.40gb"
+"""There is one place for it."""
 MEMORY_MIB = {"1g.10gb": 9728, "2g.20gb": 19968, "3g.40gb": 40192, "4g.40gb": 40192}
 SIMULATED_NODE = "/var/lib/aliquot-simulated"
 
@@ -73,8 +80,7 @@ def partitioned(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Itera
             product.apply_kustomization(folder)
         wait_until_agents_rolled_out(system)
 
-    daemonset = Path("../" * len(scratch_in_tree.relative_to(ROOT).parts)) / "deploy/daemonset"
-    (scratch_in_tree / "kustomization.yaml").write_text(PARTITIONED.format(daemonset=daemonset) % PROFILE)
+    (scratch_in_tree / "kustomization.yaml").write_text(kustomization(scratch_in_tree, "mig"))
     reinstall(scratch_in_tree)
     yield
     reinstall(None)
@@ -123,6 +129,57 @@ def test_an_instance_is_made_for_a_container_and_goes_with_its_pod(kubectl: Kube
     kubectl.delete("pod", "made")
     eventually(lambda: instances(product, node_name) == [], "the instance to be gone with its pod", seconds=60)
     wait_for_offer(product, node_name, "4g.40gb", 1)
+
+
+@pytest.fixture(scope="module")
+def by_claims(product: Kubectl, on_demand: None, scratch_in_tree: Path) -> Iterator[None]:
+    """The same node with its GPUs and instances in slices."""
+    del on_demand
+    system = product.within(AGENT_NAMESPACE)
+    (scratch_in_tree / "kustomization.yaml").write_text(kustomization(scratch_in_tree, "mig", "dra"))
+    product.apply_kustomization(scratch_in_tree)
+    wait_until_agents_rolled_out(system)
+    eventually(lambda: MADE in profiles(product), "a place for an instance in the slices", otherwise=lambda: str(profiles(product)))
+    yield
+    remove_objects_of_components(product, scratch_in_tree)
+
+
+@pytest.mark.usefixtures("by_claims")
+def test_claimed_instance_is_made_in_free_place_and_goes_with_pod(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
+    """Two claims want the only place: counters keep the second out until the first ends."""
+    kubectl.apply(*by_claim("first", MADE))
+    kubectl.wait_for_phase("first", "Running", seconds=60)
+    [device] = Client(kubectl, "first").devices()
+    assert device["total_bytes"] // MIB == MEMORY_MIB[MADE]
+    assert instances(product, node_name) == [f"MIG-{device['uuid']}"]
+    kubectl.apply(*by_claim("second", MADE))
+    eventually(lambda: "FailedScheduling" in str(kubectl.events("second")), "no place for the second")
+    kubectl.delete("pod", "first")
+    kubectl.wait_for_phase("second", "Running", seconds=60)
+    [device] = Client(kubectl, "second").devices()
+    assert instances(product, node_name) == [f"MIG-{device['uuid']}"]
+    kubectl.delete("pod", "second")
+    eventually(lambda: instances(product, node_name) == [], "the instance to be gone with its pod", seconds=60)
+
+
+def by_claim(name: str, profile: str) -> tuple[Object, Object]:
+    """A claim for a MIG instance and its pod, which Aliquot's scheduler places."""
+    wanted = dra_request(device_class=MIG_CLASS)
+    selector = f"device.attributes['{contract.DRA_DRIVER}'].profile == '{profile}'"
+    wanted["exactly"]["selectors"] = [{"cel": {"expression": selector}}]
+    return claim(name, wanted), dra_pod(name, {"main": None}, claim=name, schedulerName=contract.SCHEDULER_NAME)
+
+
+def profiles(product: Kubectl) -> list[str]:
+    """The profiles of the instances in slices, and of the places for them."""
+    attributes = [device["attributes"] for device in offered(product)]
+    return [one["profile"]["string"] for one in attributes if one["type"]["string"] == "mig"]
+
+
+def kustomization(folder: Path, *components: str) -> str:
+    """The product with agents that may make instances. Args: folder: where the text will be."""
+    daemonset = Path("../" * len(folder.relative_to(ROOT).parts)) / "deploy/daemonset"
+    return PARTITIONED.format(daemonset=daemonset, components=", ".join(f"{daemonset}/components/{one}" for one in components)) % PROFILE
 
 
 def mig_pod(name: str, profile: str) -> Object:
