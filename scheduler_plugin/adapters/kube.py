@@ -63,7 +63,7 @@ class _PodPage(msgspec.Struct):
 
 
 class KubePods:
-    """Implements ``ports.PodApi`` and ``ports.EndedPodApi``."""
+    """Implements ``ports.PodApi``, ``ports.NominationApi`` and ``ports.EndedPodApi``."""
 
     def __init__(self, connection: KubeConnection) -> None:
         self._connection = connection
@@ -113,6 +113,11 @@ class KubePods:
         """See ``ports.PodApi``."""
         patch = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         await self._connection.request("PATCH", pod_path(namespace, name), body=patch, content_type=MERGE_PATCH)
+
+    async def nominate(self, namespace: str, name: str, uid: str, node: str) -> None:
+        """See ``ports.NominationApi``."""
+        patch = {"metadata": {"uid": uid}, "status": {"nominatedNodeName": node or None}}
+        await self._connection.request("PATCH", pod_path(namespace, name, "status"), body=patch, content_type=MERGE_PATCH)
 
     async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
         """See ``ports.PodApi``."""
