@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from agent.core.inventory import node_capacity
+from agent.core.inventory import DeviceInventory, node_capacity
 from agent.core.publishing import (
     NodeCondition,
     NodeFacts,
@@ -251,6 +251,8 @@ class GpuNodeTarget:
         self._kept: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
         """What was written last, and what the API stored: a definition without one of our fields drops it."""
         self._refused = ""
+        self._made: tuple[DeviceInventory, tuple[Isolation, ...], tuple[PodUtilization, ...], Mapping[str, Any]] | None = None
+        """What the last status was made from, and the status. Pods come more often than GPUs change."""
 
     def due_seconds(self, now: float) -> float | None:
         """See ``Target``."""
@@ -295,7 +297,10 @@ class GpuNodeTarget:
         if not inventory.devices and self._watch.trouble:
             return status_without_driver(published, self._watch.trouble_without_duration)
         try:
-            return status_of(gpu_node(self._facts, inventory, self._isolation(), self._utilization()))
+            made_from = inventory, tuple(self._isolation()), tuple(self._utilization())
+            if self._made is None or self._made[0] is not inventory or self._made[:3] != made_from:
+                self._made = *made_from, status_of(gpu_node(self._facts, *made_from))
+            return self._made[3]
         except ContractError as exc:
             if self._refused != str(exc):
                 self._refused = str(exc)

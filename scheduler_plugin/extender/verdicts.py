@@ -2,6 +2,7 @@
 """Judges all nodes for a pod, and brings the verdict that the next pod probably needs up to date in advance."""
 
 from collections import OrderedDict, deque
+from itertools import chain, islice
 from typing import Final
 
 from aliquot.contract.model import PodRequest, Policy, Utilization
@@ -55,7 +56,17 @@ class Verdicts:
         """Note a new pod that waits for a node: kube-scheduler takes pods by priority, and equal ones in the order of the watch."""
         if pod.gpu is not None:
             self._queue.setdefault(pod.priority, OrderedDict())[pod.uid] = pod
+            self.foretell(pod)
+
+    def foretell(self, pod: PodFacts) -> None:
+        """Note a pod that the watch has not shown yet: only its shape matters."""
+        if pod.gpu is not None:
             self._unread.append(pod)
+
+    def next_pods(self, count: int) -> list[PodFacts]:
+        """Return the pods that kube-scheduler takes next, in its order, at most ``count``."""
+        queues = (self._queue[priority] for priority in sorted(self._queue, reverse=True))
+        return list(islice(chain.from_iterable(queue.values() for queue in queues), count))
 
     def prepare(self) -> bool:
         """Judge in advance, in pieces: changed nodes for the pod that probably comes next, then all nodes for a new shape among the pods

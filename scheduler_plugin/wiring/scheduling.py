@@ -21,6 +21,7 @@ from scheduler_plugin.services.explainer import Explainer
 from scheduler_plugin.services.gang_restarts import GangRestarts
 from scheduler_plugin.services.move_api import MoveApi
 from scheduler_plugin.services.new_victims import NewVictims
+from scheduler_plugin.services.nominator import Nominator
 from scheduler_plugin.services.preemption_times import PreemptionTimes
 from scheduler_plugin.services.preemptor import Preemptor
 from scheduler_plugin.services.retry import Retry
@@ -28,7 +29,7 @@ from scheduler_plugin.services.succeeded_members import SucceededMembers
 from scheduler_plugin.services.telemetry import Telemetry
 from scheduler_plugin.services.utilization_reader import UtilizationReader
 from scheduler_plugin.services.waiting_events import WaitingEvents
-from scheduler_plugin.settings import Consolidation, Settings
+from scheduler_plugin.settings import Answer, Consolidation, Settings
 from scheduler_plugin.wiring.cluster import Cluster
 from scheduler_plugin.wiring.leaders import Leaders
 
@@ -46,6 +47,7 @@ class Scheduling:
     restarts: GangRestarts
     times: PreemptionTimes
     new_victims: NewVictims
+    nominator: Nominator
     preemptor: Preemptor | None
     """None if the settings switch it off."""
     consolidator: Consolidator | None
@@ -62,7 +64,7 @@ class Scheduling:
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """Return the loops to run."""
         acting = (self.preemptor, self.consolidator, self.backfiller, self.templates, self.claims, self.utilization)
-        parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, *acting)
+        parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, self.nominator, *acting)
         return [part.run() for part in parts if part is not None]
 
 
@@ -76,6 +78,7 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     retry = Retry(context, pods, lambda: leaders.decides, lambda: watch.caught_up_at(Source.PODS), telemetry, settings.scheduler_name)
     preemptor = Preemptor(context, pods, events_api, retry.retry_pod, lambda: leaders.decides, telemetry)
     new_victims = NewVictims(context, retry.retry_pod, lambda: retry.undecided, preemptor.look_again, lambda: leaders.decides)
+    nominator = Nominator(context, pods, lambda: leaders.decides and settings.answer is Answer.ONE, settings.scheduler_name)
     succeeded = SucceededMembers(context, pods, lambda: leaders.decides)
     restarts = GangRestarts(context, pods, events_api, lambda: leaders.decides)
     times = PreemptionTimes(context, retry.retry_pod, lambda: leaders.decides)
@@ -83,6 +86,7 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     def note_decision(decision: Decision) -> None:
         telemetry.count_decision(decision)
         events.note(decision)
+        nominator.note(decision)
 
     context.log.on_decision = note_decision
     context.log.on_invalid = telemetry.count_invalid
@@ -107,5 +111,5 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     reads_claims = Gate.DYNAMIC_RESOURCE_ALLOCATION in settings.gates
     claims = ClaimRetry(context, pods, lambda: leaders.decides) if reads_claims else None
     reader = UtilizationReader(context.state) if context.state.utilizations.matter else None
-    loops = (retry, events, succeeded, restarts, times, new_victims)
+    loops = (retry, events, succeeded, restarts, times, new_victims, nominator)
     return Scheduling(telemetry, binder, explainer, *loops, acting, moving, holding, templates, claims, reader)

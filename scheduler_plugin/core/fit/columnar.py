@@ -91,8 +91,8 @@ def evaluate(columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights) -
 
 
 def cost_on(columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights, devices: Bools) -> Floats:
-    """Return the cost of rows where one container gets these devices, as many as it asks for. Derived columns must be up to date."""
-    return _vgpu_cost(columns, rows, ask, weights, devices)[0]
+    """Return the cost of rows where one container gets these devices, or MIG instances on them. Derived columns must be up to date."""
+    return _cost(columns, rows, ask, weights, devices)[0]
 
 
 def fits_alone(columns: Columns, rows: Rows, ask: RatingQuery) -> Bools:
