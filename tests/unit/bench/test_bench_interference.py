@@ -35,11 +35,7 @@ def write_data(folder, *, factor=1.0, left_out_factor=1.0):
 def test_fit_finds_loss_from_its_own_networks_alone(tmp_path):
     line = bench_interference.fit(Measured.read(write_data(tmp_path, left_out_factor=0.2)))
     assert (line.sm_knee, line.dram_knee) == KNEES
-    assert (line.sm_slope, line.dram_slope, line.constant) == (
-        pytest.approx(SLOPES[0]),
-        pytest.approx(SLOPES[1]),
-        pytest.approx(0, abs=1e-9),
-    )
+    assert [line.sm_slope, line.dram_slope, line.constant] == pytest.approx([*SLOPES, 0], abs=1e-9)
 
 
 @pytest.mark.parametrize(("factor", "status"), [(0.1, 0), (20.0, 1)])
