@@ -5,7 +5,7 @@ from collections import OrderedDict, deque
 from itertools import chain, islice
 from typing import Final
 
-from aliquot.contract.model import PodRequest, Policy
+from aliquot.contract.model import PodRequest, Policy, Utilization
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.requests import PodRequests
 from scheduler_plugin.core.cluster.state import ClusterState
@@ -45,7 +45,12 @@ class Verdicts:
 
     def shape_of(self, pod: PodFacts, request: PodRequest) -> PodShape:
         """Reduce a pod to what verdicts depend on."""
-        return PodShape.of(request, self.default_policy, HostDemand(pod.cpu_milli, pod.memory_mib))
+        demand, used = HostDemand(pod.cpu_milli, pod.memory_mib), self._state.utilizations.of(pod)
+        return PodShape.of(request, self.default_policy, demand, used)
+
+    def utilization_of(self, pod: PodFacts) -> Utilization:
+        """Return what a pod will probably use of each of its GPUs, as far as that counts."""
+        return self._state.utilizations.of(pod)
 
     def expect(self, pod: PodFacts) -> None:
         """Note a new pod that waits for a node: kube-scheduler takes pods by priority, and equal ones in the order of the watch."""

@@ -27,6 +27,7 @@ from scheduler_plugin.services.preemptor import Preemptor
 from scheduler_plugin.services.retry import Retry
 from scheduler_plugin.services.succeeded_members import SucceededMembers
 from scheduler_plugin.services.telemetry import Telemetry
+from scheduler_plugin.services.utilization_reader import UtilizationReader
 from scheduler_plugin.services.waiting_events import WaitingEvents
 from scheduler_plugin.settings import Answer, Consolidation, Settings
 from scheduler_plugin.wiring.cluster import Cluster
@@ -57,10 +58,12 @@ class Scheduling:
     """None where vGPUs do not become claims."""
     claims: ClaimRetry | None
     """None where ResourceClaims are not read."""
+    utilization: UtilizationReader | None
+    """None if no policy has a weight for interference."""
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """Return the loops to run."""
-        acting = (self.preemptor, self.consolidator, self.backfiller, self.templates, self.claims)
+        acting = (self.preemptor, self.consolidator, self.backfiller, self.templates, self.claims, self.utilization)
         parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, self.nominator, *acting)
         return [part.run() for part in parts if part is not None]
 
@@ -107,20 +110,6 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     templates = ClaimTemplates(KubeTemplates(connection), cluster.clock, lambda: leaders.decides) if settings.translate_to_claims else None
     reads_claims = Gate.DYNAMIC_RESOURCE_ALLOCATION in settings.gates
     claims = ClaimRetry(context, pods, lambda: leaders.decides) if reads_claims else None
-    return Scheduling(
-        telemetry,
-        binder,
-        explainer,
-        retry,
-        events,
-        succeeded,
-        restarts,
-        times,
-        new_victims,
-        nominator,
-        acting,
-        moving,
-        holding,
-        templates,
-        claims,
-    )
+    reader = UtilizationReader(context.state) if context.state.utilizations.matter else None
+    loops = (retry, events, succeeded, restarts, times, new_victims, nominator)
+    return Scheduling(telemetry, binder, explainer, *loops, acting, moving, holding, templates, claims, reader)
