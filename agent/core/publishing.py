@@ -15,7 +15,7 @@ import msgspec
 from agent.core.health import HealthState
 from agent.core.inventory import DeviceInventory, InventoryDevice
 from aliquot.contract import gpunode
-from aliquot.contract.gpunode import GpuDevice, GpuNode
+from aliquot.contract.gpunode import GpuDevice, GpuNode, IdlePod
 from aliquot.contract.model import Allocation, Isolation
 
 LEAST_SECONDS: Final = 0.3
@@ -42,7 +42,7 @@ class NodeFacts:
     allocation: Allocation = Allocation.PLUGIN
 
 
-def gpu_node(facts: NodeFacts, inventory: DeviceInventory, isolation: Sequence[Isolation]) -> GpuNode:
+def gpu_node(facts: NodeFacts, inventory: DeviceInventory, isolation: Sequence[Isolation], idle: Sequence[IdlePod] = ()) -> GpuNode:
     """Return the node's object. Raises ContractError if its GPUs cannot be described."""
     devices = [entry.device for entry in inventory.devices]
     present = {device.uuid for device in devices}
@@ -58,6 +58,7 @@ def gpu_node(facts: NodeFacts, inventory: DeviceInventory, isolation: Sequence[I
         cuda_version=inventory.cuda_version,
         agent_version=facts.agent_version,
         allocation=facts.allocation,
+        idle=tuple(idle[: gpunode.MAX_IDLE_PODS]),
     )
 
 
@@ -73,7 +74,8 @@ def status_of(node: GpuNode) -> Mapping[str, Any]:
 
 
 def status_without_driver(published: Mapping[str, Any], trouble: str) -> Mapping[str, Any]:
-    """Return the published status with a fault on every GPU. For an agent without a driver, which knows no GPU by itself."""
+    """Return the published status with a fault on every GPU, and no idle pod: this agent has no driver, and knows neither by itself."""
+    published = {name: value for name, value in published.items() if name != "idle"}
     marked = {"state": str(HealthState.QUARANTINED), "trouble": trouble[: gpunode.MAX_TEXT_CHARS]}
     devices = [{**device, **marked} for device in published.get("devices", ())]
     return {**published, "devices": devices} if devices else published
@@ -81,7 +83,12 @@ def status_without_driver(published: Mapping[str, Any], trouble: str) -> Mapping
 
 def is_urgent(published: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether the published status, compared with the wanted one, would lead to wrong scheduling."""
-    return _what_is_urgent(published) != _what_is_urgent(wanted)
+    return _what_is_urgent(published) != _what_is_urgent(wanted) or bool(_idle(published) - _idle(wanted))
+
+
+def _idle(status: Mapping[str, Any]) -> set[tuple[str, int]]:
+    """Return the pods that are reported to be idle. One that works again must not end for others."""
+    return {(pod["podUid"], pod["since"]) for pod in status.get("idle", ())}
 
 
 def _what_is_urgent(status: Mapping[str, Any]) -> object:

@@ -28,6 +28,7 @@ from agent.ports.kube import KubeApi, NodeState
 from agent.services.changes import Changes
 from agent.services.state import AgentState
 from aliquot.contract.errors import ContractError
+from aliquot.contract.gpunode import IdlePod
 from aliquot.contract.model import Isolation
 from aliquot.kube.errors import KubeApiError
 
@@ -236,11 +237,13 @@ class GpuNodeTarget:
         *,
         api: KubeApi,
         state: AgentState,
+        idle: Callable[[], Sequence[IdlePod]] = tuple,
         chance: Callable[[], float] = random.random,
     ) -> None:
         """Args: isolation: the enforcement backends that pods may request. chance: draws from 0 to 1."""
         self._facts = facts
         self._isolation = isolation
+        self._idle = idle
         self._api = api
         self._watch = state.watch
         self._pods = state.pods
@@ -292,7 +295,7 @@ class GpuNodeTarget:
         if not inventory.devices and self._watch.trouble:
             return status_without_driver(published, self._watch.trouble_without_duration)
         try:
-            return status_of(gpu_node(self._facts, inventory, self._isolation()))
+            return status_of(gpu_node(self._facts, inventory, self._isolation(), self._idle()))
         except ContractError as exc:
             if self._refused != str(exc):
                 self._refused = str(exc)

@@ -10,6 +10,7 @@ from agent.core.publishing import NodeFacts
 from agent.services.audit import Auditor, AuditorOptions, ProcessSources
 from agent.services.busy_sampler import BusySampler
 from agent.services.drift_page import DriftPage
+from agent.services.idle_watch import IdleWatch
 from agent.services.monitor import Monitor, MonitorOptions, ReadinessSources, ScrapeSources
 from agent.services.publisher import CapacityTarget, ConditionTarget, GpuNodeTarget, NodePublisher, Target
 from agent.services.reconciler import Cures, Reconciler, ReconcilerOptions, Witnesses
@@ -25,6 +26,7 @@ class Watchers:
     reconciler: Reconciler
     auditor: Auditor
     sampler: BusySampler
+    idle: IdleWatch
     publisher: NodePublisher
     monitor: Monitor
     status: StatusServer
@@ -48,7 +50,9 @@ def build_watchers(parts: Parts) -> Watchers:
     pages["/drift"] = DriftPage(setup.node_name, reconciler, auditor, setup.clock).page
     status = StatusServer(*setup.settings.metrics_host_port, pages)
     address = setup.settings.address_from_node(status.address)
-    return Watchers(reconciler, auditor, sampler, _publisher(parts), monitor, status, address)
+    grants, files = parts.grants, parts.storage.files
+    idle = IdleWatch(state=parts.driver.state, files=files, holdings=lambda: grants.overhead.holdings, clock=setup.clock)
+    return Watchers(reconciler, auditor, sampler, idle, _publisher(parts, idle), monitor, status, address)
 
 
 def _reconciler(parts: Parts) -> Reconciler:
@@ -133,7 +137,7 @@ def _troubles(parts: Parts) -> Callable[[], Sequence[str]]:
     return troubles
 
 
-def _publisher(parts: Parts) -> NodePublisher:
+def _publisher(parts: Parts, idle: IdleWatch) -> NodePublisher:
     setup, settings, api, state = parts.setup, parts.setup.settings, parts.cluster.api, parts.driver.state
     targets: list[Target] = []
     if settings.publish_node_capacity:
@@ -143,5 +147,6 @@ def _publisher(parts: Parts) -> NodePublisher:
     if settings.publish_gpu_node:
         facts = NodeFacts(setup.node_name, setup.version, settings.shares_per_gpu, settings.memory_oversubscription, settings.allocation)
         offered = parts.plugins.offering.backends
-        targets.append(GpuNodeTarget(facts, lambda: offered().backends, api=api, state=state))
-    return NodePublisher(setup.node_name, targets, state=state, clock=setup.clock, further=[parts.grants.mps.changes])
+        targets.append(GpuNodeTarget(facts, lambda: offered().backends, api=api, state=state, idle=lambda: idle.pods))
+    changes = [parts.grants.mps.changes, idle.changes]
+    return NodePublisher(setup.node_name, targets, state=state, clock=setup.clock, further=changes)

@@ -19,6 +19,7 @@ from scheduler_plugin.services.cluster_watch import Source
 from scheduler_plugin.services.consolidator import Consolidator, Scope
 from scheduler_plugin.services.explainer import Explainer
 from scheduler_plugin.services.gang_restarts import GangRestarts
+from scheduler_plugin.services.idle_pods import IdlePods
 from scheduler_plugin.services.move_api import MoveApi
 from scheduler_plugin.services.new_victims import NewVictims
 from scheduler_plugin.services.preemption_times import PreemptionTimes
@@ -45,6 +46,7 @@ class Scheduling:
     restarts: GangRestarts
     times: PreemptionTimes
     new_victims: NewVictims
+    idle: IdlePods
     preemptor: Preemptor | None
     """None if the settings switch it off."""
     consolidator: Consolidator | None
@@ -59,7 +61,7 @@ class Scheduling:
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """Return the loops to run."""
         acting = (self.preemptor, self.consolidator, self.backfiller, self.templates, self.claims)
-        parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, *acting)
+        parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, self.idle, *acting)
         return [part.run() for part in parts if part is not None]
 
 
@@ -92,6 +94,8 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     telemetry.registry.register(ClusterCollector(context.state, context.decisions, queues, watch.lag_seconds))
     telemetry.watch_state(context.state, lambda: leaders.leads_beside_leader)
     acting = preemptor if settings.gpu_preemption else None
+    make_room = acting.make_room_of_idle if acting is not None else None
+    idle = IdlePods(context, settings.classes, pods, events_api, make_room, lambda: leaders.decides, settings.scheduler_name)
     moving: Consolidator | None = None
     if settings.consolidation is not Consolidation.OFF:
         api, scope = MoveApi(pods, events_api), Scope(settings.consolidation is Consolidation.ON, settings.scheduler_name)
@@ -104,5 +108,19 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     reads_claims = Gate.DYNAMIC_RESOURCE_ALLOCATION in settings.gates
     claims = ClaimRetry(context, pods, lambda: leaders.decides) if reads_claims else None
     return Scheduling(
-        telemetry, binder, explainer, retry, events, succeeded, restarts, times, new_victims, acting, moving, holding, templates, claims
+        telemetry,
+        binder,
+        explainer,
+        retry,
+        events,
+        succeeded,
+        restarts,
+        times,
+        new_victims,
+        idle,
+        acting,
+        moving,
+        holding,
+        templates,
+        claims,
     )
