@@ -14,8 +14,10 @@ from agent.services.idle_watch import IdleWatch
 from agent.services.monitor import Monitor, MonitorOptions, ReadinessSources, ScrapeSources
 from agent.services.publisher import CapacityTarget, ConditionTarget, GpuNodeTarget, NodePublisher, Target
 from agent.services.reconciler import Cures, Reconciler, ReconcilerOptions, Witnesses
+from agent.services.use_reporter import UseReporter
 from agent.wiring.parts import Parts
 from aliquot import contract
+from aliquot.contract.features import Gate
 from aliquot.contract.model import Allocation
 
 
@@ -32,6 +34,8 @@ class Watchers:
     status: StatusServer
     address_from_node: str
     """Where programs of the node reach the status server, as host:port."""
+    uses: UseReporter | None
+    """None if its feature gate is closed or the node's object is not published."""
 
 
 def build_watchers(parts: Parts) -> Watchers:
@@ -52,7 +56,15 @@ def build_watchers(parts: Parts) -> Watchers:
     address = setup.settings.address_from_node(status.address)
     grants, files = parts.grants, parts.storage.files
     idle = IdleWatch(state=parts.driver.state, files=files, holdings=lambda: grants.overhead.holdings, clock=setup.clock)
-    return Watchers(reconciler, auditor, sampler, idle, _publisher(parts, idle), monitor, status, address)
+    uses = _use_reporter(parts, monitor)
+    return Watchers(reconciler, auditor, sampler, idle, _publisher(parts, idle, uses), monitor, status, address, uses)
+
+
+def _use_reporter(parts: Parts, monitor: Monitor) -> UseReporter | None:
+    settings, overhead = parts.setup.settings, parts.grants.overhead
+    if Gate.INTERFERENCE not in settings.gates or not settings.publish_gpu_node:
+        return None
+    return UseReporter(parts.driver.state, monitor.utilization, lambda: overhead.holdings)
 
 
 def _reconciler(parts: Parts) -> Reconciler:
@@ -137,7 +149,7 @@ def _troubles(parts: Parts) -> Callable[[], Sequence[str]]:
     return troubles
 
 
-def _publisher(parts: Parts, idle: IdleWatch) -> NodePublisher:
+def _publisher(parts: Parts, idle: IdleWatch, uses: UseReporter | None) -> NodePublisher:
     setup, settings, api, state = parts.setup, parts.setup.settings, parts.cluster.api, parts.driver.state
     targets: list[Target] = []
     if settings.publish_node_capacity:
@@ -147,6 +159,7 @@ def _publisher(parts: Parts, idle: IdleWatch) -> NodePublisher:
     if settings.publish_gpu_node:
         facts = NodeFacts(setup.node_name, setup.version, settings.shares_per_gpu, settings.memory_oversubscription, settings.allocation)
         offered = parts.plugins.offering.backends
-        targets.append(GpuNodeTarget(facts, lambda: offered().backends, api=api, state=state, idle=lambda: idle.pods))
-    changes = [parts.grants.mps.changes, idle.changes]
-    return NodePublisher(setup.node_name, targets, state=state, clock=setup.clock, further=changes)
+        reports = tuple if uses is None else lambda: uses.reports
+        targets.append(GpuNodeTarget(facts, lambda: offered().backends, api=api, state=state, utilization=reports, idle=lambda: idle.pods))
+    further = [parts.grants.mps.changes, idle.changes, *([] if uses is None else [uses.changes])]
+    return NodePublisher(setup.node_name, targets, state=state, clock=setup.clock, further=further)

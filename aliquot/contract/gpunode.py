@@ -24,13 +24,15 @@ import msgspec
 from aliquot import contract
 from aliquot.contract import codec, units
 from aliquot.contract.errors import ContractError, quote
-from aliquot.contract.model import Allocation, Device, Isolation, Link, LinkKind, MediaEngines, MigInstance
+from aliquot.contract.model import Allocation, Device, Isolation, Link, LinkKind, MediaEngines, MigInstance, Utilization
 
 API_VERSION: Final = f"{contract.GPU_NODE_GROUP}/{contract.GPU_NODE_VERSION}"
 MAX_DEVICES: Final = 64
 """The largest machines sold have 16; an object with more than four times that is not ours."""
 MAX_INSTANCES_PER_DEVICE: Final = 64
 """A GPU has at most 8 instances; if the agent creates them on demand, each possible place is listed."""
+MAX_UTILIZATIONS: Final = 64
+"""Templates of pods on one node whose use is reported; further ones are left out."""
 MAX_TEXT_CHARS: Final = 256
 MAX_MINOR: Final = 4095
 MAX_LANES: Final = 999
@@ -106,6 +108,14 @@ class IdlePod:
 
 
 @dataclass(frozen=True, slots=True)
+class PodUtilization:
+    """What one pod used of each of its GPUs lately, in the mean."""
+
+    pod_uid: str
+    used: Utilization
+
+
+@dataclass(frozen=True, slots=True)
 class GpuNode:
     """What placement needs to know about one node's GPUs, in the order of their minor numbers."""
 
@@ -129,6 +139,8 @@ class GpuNode:
     """UUIDs of single GPUs that an administrator cordoned."""
     idle: tuple[IdlePod, ...] = ()
     """The pods of the node that do not use their GPUs, each once, by UID. Older agents do not report them."""
+    utilization: tuple[PodUtilization, ...] = ()
+    """One pod for each template of pods on the node; empty unless the agent's feature gate Interference is open."""
 
     def is_cordoned(self, device_uuid: str) -> bool:
         """Whether an administrator allows no new work on this GPU."""
@@ -140,6 +152,7 @@ class GpuNode:
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
 _Mib = Annotated[int, msgspec.Meta(ge=1, le=_MAX_MIB)]
 _Small = Annotated[int, msgspec.Meta(ge=0, le=MAX_MINOR)]
+_Percent = Annotated[int, msgspec.Meta(ge=0, le=units.WHOLE_GPU_PERCENT)]
 
 
 _Seconds = Annotated[int, msgspec.Meta(ge=0, le=MAX_SECONDS)]
@@ -186,6 +199,12 @@ class _DeviceV1(msgspec.Struct, rename="camel", omit_defaults=True):
     trouble: _Text = ""
 
 
+class _UtilizationV1(msgspec.Struct, rename="camel"):
+    pod_uid: _Text
+    sm_percent: _Percent
+    dram_percent: _Percent
+
+
 class _StatusV1(msgspec.Struct, rename="camel", omit_defaults=True):
     shares_per_gpu: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARES_PER_GPU)] = 16
     agent_version: _Text = ""
@@ -200,6 +219,7 @@ class _StatusV1(msgspec.Struct, rename="camel", omit_defaults=True):
     links: Annotated[list[str], msgspec.Meta(max_length=MAX_DEVICES)] = []
     pcie: Annotated[list[str], msgspec.Meta(max_length=MAX_DEVICES)] = []
     idle: Annotated[list[_IdleV1], msgspec.Meta(max_length=MAX_IDLE_PODS)] = []
+    utilization: Annotated[list[_UtilizationV1], msgspec.Meta(max_length=MAX_UTILIZATIONS)] = []
 
 
 class _SpecV1(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -243,6 +263,7 @@ def encode_gpu_node(node: GpuNode) -> bytes:
             links=_table(node, _link_word) if node.links else [],
             pcie=_table(node, _pcie_word) if any(_pcie_says_more(link) for link in node.links) else [],
             idle=[_IdleV1(pod.pod_uid, pod.since, pod.until) for pod in node.idle],
+            utilization=[_UtilizationV1(entry.pod_uid, *entry.used) for entry in node.utilization],
         ),
     )
     return msgspec.json.encode(form)
@@ -287,6 +308,7 @@ def decode_gpu_node(data: bytes | msgspec.Raw) -> GpuNode:
         cordoned=form.spec.cordoned,
         cordoned_devices=tuple(form.spec.cordoned_devices),
         idle=tuple(IdlePod(pod.pod_uid, pod.since, pod.until) for pod in status.idle),
+        utilization=tuple(PodUtilization(one.pod_uid, Utilization(one.sm_percent, one.dram_percent)) for one in status.utilization),
     )
     check_gpu_node(node)
     return node
@@ -324,6 +346,7 @@ def check_gpu_node(node: GpuNode) -> None:
         _check_text(node, text)
     _check_links(node)
     _check_idle(node)
+    _check_utilization(node)
 
 
 def _check_idle(node: GpuNode) -> None:
@@ -334,6 +357,15 @@ def _check_idle(node: GpuNode) -> None:
         _check_text(node, pod.pod_uid)
         if not 0 <= pod.since <= pod.until <= MAX_SECONDS:
             _refuse(node, f"expected times from 0 to {MAX_SECONDS}, the end last, found {pod}")
+
+
+def _check_utilization(node: GpuNode) -> None:
+    if len(node.utilization) > MAX_UTILIZATIONS:
+        _refuse(node, f"expected at most {MAX_UTILIZATIONS} pods with their use, found {len(node.utilization)}")
+    for entry in node.utilization:
+        _check_text(node, entry.pod_uid)
+        if not all(0 <= percent <= units.WHOLE_GPU_PERCENT for percent in entry.used):
+            _refuse(node, f"expected 0 to {units.WHOLE_GPU_PERCENT} percent of a GPU, found {entry}")
 
 
 def _check_uuids(node: GpuNode) -> None:

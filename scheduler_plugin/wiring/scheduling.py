@@ -22,13 +22,15 @@ from scheduler_plugin.services.gang_restarts import GangRestarts
 from scheduler_plugin.services.idle_pods import IdlePods
 from scheduler_plugin.services.move_api import MoveApi
 from scheduler_plugin.services.new_victims import NewVictims
+from scheduler_plugin.services.nominator import Nominator
 from scheduler_plugin.services.preemption_times import PreemptionTimes
 from scheduler_plugin.services.preemptor import Preemptor
 from scheduler_plugin.services.retry import Retry
 from scheduler_plugin.services.succeeded_members import SucceededMembers
 from scheduler_plugin.services.telemetry import Telemetry
+from scheduler_plugin.services.utilization_reader import UtilizationReader
 from scheduler_plugin.services.waiting_events import WaitingEvents
-from scheduler_plugin.settings import Consolidation, Settings
+from scheduler_plugin.settings import Answer, Consolidation, Settings
 from scheduler_plugin.wiring.cluster import Cluster
 from scheduler_plugin.wiring.leaders import Leaders
 
@@ -47,6 +49,7 @@ class Scheduling:
     times: PreemptionTimes
     new_victims: NewVictims
     idle: IdlePods
+    nominator: Nominator
     preemptor: Preemptor | None
     """None if the settings switch it off."""
     consolidator: Consolidator | None
@@ -57,11 +60,13 @@ class Scheduling:
     """None where vGPUs do not become claims."""
     claims: ClaimRetry | None
     """None where ResourceClaims are not read."""
+    utilization: UtilizationReader | None
+    """None if no policy has a weight for interference."""
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """Return the loops to run."""
-        acting = (self.preemptor, self.consolidator, self.backfiller, self.templates, self.claims)
-        parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, self.idle, *acting)
+        acting = (self.preemptor, self.consolidator, self.backfiller, self.templates, self.claims, self.utilization)
+        parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, self.idle, self.nominator, *acting)
         return [part.run() for part in parts if part is not None]
 
 
@@ -75,6 +80,7 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     retry = Retry(context, pods, lambda: leaders.decides, lambda: watch.caught_up_at(Source.PODS), telemetry, settings.scheduler_name)
     preemptor = Preemptor(context, pods, events_api, retry.retry_pod, lambda: leaders.decides, telemetry)
     new_victims = NewVictims(context, retry.retry_pod, lambda: retry.undecided, preemptor.look_again, lambda: leaders.decides)
+    nominator = Nominator(context, pods, lambda: leaders.decides and settings.answer is Answer.ONE, settings.scheduler_name)
     succeeded = SucceededMembers(context, pods, lambda: leaders.decides)
     restarts = GangRestarts(context, pods, events_api, lambda: leaders.decides)
     times = PreemptionTimes(context, retry.retry_pod, lambda: leaders.decides)
@@ -82,6 +88,7 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     def note_decision(decision: Decision) -> None:
         telemetry.count_decision(decision)
         events.note(decision)
+        nominator.note(decision)
 
     context.log.on_decision = note_decision
     context.log.on_invalid = telemetry.count_invalid
@@ -107,20 +114,6 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     templates = ClaimTemplates(KubeTemplates(connection), cluster.clock, lambda: leaders.decides) if settings.translate_to_claims else None
     reads_claims = Gate.DYNAMIC_RESOURCE_ALLOCATION in settings.gates
     claims = ClaimRetry(context, pods, lambda: leaders.decides) if reads_claims else None
-    return Scheduling(
-        telemetry,
-        binder,
-        explainer,
-        retry,
-        events,
-        succeeded,
-        restarts,
-        times,
-        new_victims,
-        idle,
-        acting,
-        moving,
-        holding,
-        templates,
-        claims,
-    )
+    reader = UtilizationReader(context.state) if context.state.utilizations.matter else None
+    loops = (retry, events, succeeded, restarts, times, new_victims, idle, nominator)
+    return Scheduling(telemetry, binder, explainer, *loops, acting, moving, holding, templates, claims, reader)

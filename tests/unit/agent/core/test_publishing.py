@@ -20,8 +20,8 @@ from agent.core.publishing import (
 )
 from aliquot.contract import gpunode
 from aliquot.contract.errors import ContractError
-from aliquot.contract.gpunode import NO_CORDON, Cordon, IdlePod
-from aliquot.contract.model import Isolation, Link, LinkKind
+from aliquot.contract.gpunode import NO_CORDON, Cordon, IdlePod, PodUtilization
+from aliquot.contract.model import Isolation, Link, LinkKind, Utilization
 from tests.unit.agent.builders import gpu, instance, inventory, reading
 
 FACTS = NodeFacts("node-1", "1.2.3", 16)
@@ -73,14 +73,16 @@ def test_changes_relevant_to_scheduling_are_urgent(after, urgent):
 
 def test_pod_that_works_again_is_urgent_and_one_that_stopped_is_not():
     first, second = IdlePod("a", 10, 100), IdlePod("b", 20, 100)
-    both, one, none = (status_of(gpu_node(FACTS, inventory(), (), idle)) for idle in ((first, second), (first,), ()))
-    renewed, later = (status_of(gpu_node(FACTS, inventory(), (), (pod,))) for pod in (replace(first, until=200), replace(first, since=11)))
+    both, one, none = (status_of(gpu_node(FACTS, inventory(), (), (), idle)) for idle in ((first, second), (first,), ()))
+    renewed, later = (
+        status_of(gpu_node(FACTS, inventory(), (), (), (pod,))) for pod in (replace(first, until=200), replace(first, since=11))
+    )
     assert [is_urgent(*pair) for pair in ((none, one), (one, both), (one, renewed))] == [False] * 3
     assert [is_urgent(*pair) for pair in ((both, one), (one, none), (one, later))] == [True] * 3
 
 
 def test_agent_without_driver_reports_no_idle_pod():
-    published = status_of(gpu_node(FACTS, inventory(), (), (IdlePod("a", 10, 100),)))
+    published = status_of(gpu_node(FACTS, inventory(), (), (), (IdlePod("a", 10, 100),)))
     assert "idle" not in status_without_driver(published, "the driver hangs")
 
 
@@ -93,6 +95,12 @@ def test_memory_burst_limit_is_published_urgently_when_allowed():
     assert "memoryOversubscription" not in status(inventory())
     assert generous["memoryOversubscription"] == 1.5
     assert is_urgent(status(inventory()), generous)
+
+
+def test_use_of_pods_is_published_and_can_wait():
+    used = status_of(gpu_node(FACTS, inventory(), (Isolation.SHIM,), [PodUtilization("u1", Utilization(80, 40))]))
+    assert used["utilization"] == [{"podUid": "u1", "smPercent": 80, "dramPercent": 40}]
+    assert not is_urgent(status(inventory()), used)
 
 
 def test_the_first_status_is_urgent():
