@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from aliquot import contract
 from aliquot.contract.features import Gate
-from aliquot.contract.model import Device
+from aliquot.contract.model import Allocation, Device
 from aliquot.placement import mig
 from scheduler_plugin.adapters.http import Verb
 from scheduler_plugin.core.cluster.pods import PodFacts
@@ -102,7 +102,11 @@ def webhook_verbs(
         return Grouper(rules, objects, context.clock.monotonic, for_all=settings.gangs_from_owners is GangsFromOwners.ALL)
 
     found_in_owners = grouper if normaliser.options.gangs_from_owners else None
-    rule = AllocationRule(lambda: (node.allocation for node in context.state.gpu_nodes()), objects, context.clock.monotonic)
+
+    def allocations() -> Iterator[Allocation]:
+        return (node.allocation for node in context.state.gpu_nodes())
+
+    rule = AllocationRule(allocations, objects, context.clock.monotonic, context.claims.is_our_class)
     return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption, found_in_owners, templates, rule).by_path()
 
 
