@@ -59,6 +59,17 @@ class PodApi(Annotator, Protocol):
         ...
 
 
+class NominationApi(Protocol):
+    """Nominations of pods that are not bound yet."""
+
+    async def nominate(self, namespace: str, name: str, uid: str, node: str) -> None:
+        """Write the node that kube-scheduler tries first for the pod of this UID. Args: node: empty to clear the field.
+
+        Raises: KubeRefusedError: the pod is bound or gone. KubeApiError.
+        """
+        ...
+
+
 class EndedPod(NamedTuple):
     """A pod that ended by itself."""
 

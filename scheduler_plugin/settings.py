@@ -239,6 +239,7 @@ class Settings:
             (self.consolidation is not Consolidation.OFF, "consolidation", Gate.CONSOLIDATION),
             (self.gangs_from_owners is GangsFromOwners.ALL, "gangsFromOwners: all", Gate.GANGS_FROM_OWNERS),
             (self.translate_to_claims, "translateToClaims", Gate.DYNAMIC_RESOURCE_ALLOCATION),
+            (any(own.interference for own in self.weights.values()), "weights: interference", Gate.INTERFERENCE),
         )
         gates = self.gates
         for is_set, key, gate in needed:

@@ -595,27 +595,31 @@ CUresult cuCtxSynchronize(void)
 
 /* ---- limits and settings --------------------------------------------------------------------------------------------- */
 
-/* Device memory that limits cost beyond what the context's price includes: the heap and the print buffer as they are, stacks for every
- * thread that can be resident. */
-static uint64_t cost_of_limits(const struct sim_device *device, const size_t *limits)
+/* Of the heap or the print buffer: all of it once code that uses it is loaded. Before that, what is beyond the default, at once. (A real
+ * driver may take that later too.) */
+static uint64_t cost_of_room(bool is_there, size_t bytes, size_t default_bytes)
 {
-	uint64_t bytes = 0;
+	if (is_there)
+		return bytes;
+	return bytes > default_bytes ? bytes - default_bytes : 0;
+}
+
+/* Device memory that a context's limits cost beyond its price: heap, print buffer, and stacks for every thread that can be resident. */
+static uint64_t cost_of_limits(CUcontext context, const size_t *limits)
+{
+	const struct sim_device *device = context->device;
+	uint64_t bytes = cost_of_room(context->has_print_buffer, limits[CU_LIMIT_PRINTF_FIFO_SIZE],
+				      default_limits[CU_LIMIT_PRINTF_FIFO_SIZE]) +
+			 cost_of_room(context->has_heap, limits[CU_LIMIT_MALLOC_HEAP_SIZE], default_limits[CU_LIMIT_MALLOC_HEAP_SIZE]);
 	if (limits[CU_LIMIT_STACK_SIZE] > default_limits[CU_LIMIT_STACK_SIZE])
 		bytes += (limits[CU_LIMIT_STACK_SIZE] - default_limits[CU_LIMIT_STACK_SIZE]) * device->threads_per_sm * device->sm_count;
-	for (int limit = CU_LIMIT_PRINTF_FIFO_SIZE; limit <= CU_LIMIT_MALLOC_HEAP_SIZE; limit++)
-		if (limits[limit] > default_limits[limit])
-			bytes += limits[limit] - default_limits[limit];
 	return round_to_granule(bytes);
 }
 
-static CUresult set_limit(CUcontext context, CUlimit limit, size_t value)
+/* Pay for these limits. */
+static CUresult pay_for(CUcontext context, const size_t *limits)
 {
-	size_t limits[8];
-	memcpy(limits, context->limits, sizeof limits);
-	if (limit == CU_LIMIT_STACK_SIZE)
-		value = (value + STACK_UNIT_BYTES - 1) / STACK_UNIT_BYTES * STACK_UNIT_BYTES;
-	limits[limit] = value;
-	uint64_t cost = cost_of_limits(context->device, limits);
+	uint64_t cost = cost_of_limits(context, limits);
 	if (cost > context->device->domain.capacity_bytes)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (cost > context->limit_bytes && !charge(context->device, cost - context->limit_bytes))
@@ -623,8 +627,46 @@ static CUresult set_limit(CUcontext context, CUlimit limit, size_t value)
 	if (cost < context->limit_bytes)
 		uncharge(context->device, context->limit_bytes - cost);
 	context->limit_bytes = cost;
+	return CUDA_SUCCESS;
+}
+
+static CUresult set_limit(CUcontext context, CUlimit limit, size_t value)
+{
+	size_t limits[8];
+	bool is_in_use = (limit == CU_LIMIT_MALLOC_HEAP_SIZE && context->has_heap) ||
+			 (limit == CU_LIMIT_PRINTF_FIFO_SIZE && context->has_print_buffer);
+	if (is_in_use)
+		return CUDA_ERROR_INVALID_VALUE;
+	memcpy(limits, context->limits, sizeof limits);
+	if (limit == CU_LIMIT_STACK_SIZE)
+		value = (value + STACK_UNIT_BYTES - 1) / STACK_UNIT_BYTES * STACK_UNIT_BYTES;
+	limits[limit] = value;
+	SIM_TRY(pay_for(context, limits));
 	context->limits[limit] = value;
 	return CUDA_SUCCESS;
+}
+
+/* sim_context_lock is held. */
+static CUresult provide(CUcontext context, const struct sim_image *image)
+{
+	bool had_heap = context->has_heap, had_print_buffer = context->has_print_buffer;
+	context->has_heap |= image->calls_malloc;
+	context->has_print_buffer |= image->calls_printf;
+	if (pay_for(context, context->limits) == CUDA_SUCCESS)
+		return CUDA_SUCCESS;
+	context->has_heap = had_heap;
+	context->has_print_buffer = had_print_buffer;
+	return CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;
+}
+
+CUresult sim_context_provide(CUcontext context, const struct sim_image *image)
+{
+	if (!image->calls_malloc && !image->calls_printf)
+		return CUDA_SUCCESS;
+	pthread_mutex_lock(&sim_context_lock);
+	CUresult result = provide(context, image);
+	pthread_mutex_unlock(&sim_context_lock);
+	return result;
 }
 
 CUresult sim_context_raise_stack(CUcontext context, size_t bytes)

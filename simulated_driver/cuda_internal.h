@@ -554,7 +554,8 @@ struct CUctx_st {
 	uint32_t lost_incidents, ecc_incidents; /* of the GPU when the context was made */
 	_Atomic uint64_t blocking_ready_ns; /* end of the last item on any stream that the legacy stream waits for; engine lock */
 	size_t limits[8];
-	uint64_t limit_bytes; /* device memory that raised limits cost; under sim_context_lock */
+	uint64_t limit_bytes; /* device memory that raised limits cost, and what modules that call malloc or printf brought; … */
+	bool has_heap, has_print_buffer; /* … under sim_context_lock */
 	CUfunc_cache cache_config;
 	bool peers[SIM_MAX_GPUS];
 	struct CUstream_st legacy;
@@ -714,6 +715,9 @@ static inline CUresult sim_function_load(CUfunction function, CUcontext context)
 {
 	return sim_likely(!function->module->is_library) ? CUDA_SUCCESS : sim_module_load(function->module, context);
 }
+
+/* The first module whose code calls malloc brings the heap to a context, and the first that calls printf the print buffer. */
+CUresult sim_context_provide(CUcontext context, const struct sim_image *image);
 
 #define SIM_STACK_BYTES 1024u /* of each thread, in the price of a context */
 

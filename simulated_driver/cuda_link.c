@@ -77,6 +77,8 @@ static bool move_variable(struct sim_image *to, const struct sim_image *from, co
 static CUresult merge(struct sim_image *to, struct sim_image *from)
 {
 	to->code_bytes += from->code_bytes;
+	to->calls_malloc |= from->calls_malloc;
+	to->calls_printf |= from->calls_printf;
 	for (uint32_t i = 0; i < from->n_kernels; i++)
 		if (!move_kernel(to, &from->kernels[i]))
 			return CUDA_ERROR_OUT_OF_MEMORY;

@@ -184,6 +184,7 @@ CUresult sim_module_load(CUmodule module, CUcontext context)
 {
 	if (sim_likely(instance_of(module, context) != NULL))
 		return CUDA_SUCCESS;
+	SIM_TRY(sim_context_provide(context, &module->image));
 	CUresult result = CUDA_SUCCESS;
 	pthread_mutex_lock(&modules_lock);
 	if (!instance_of(module, context)) {

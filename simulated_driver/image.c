@@ -128,6 +128,12 @@ struct sim_image_kernel *sim_image_kernel(const struct sim_image *image, const c
 	return NULL;
 }
 
+void sim_image_note_call(struct sim_image *image, const char *name)
+{
+	image->calls_malloc |= strcmp(name, "malloc") == 0 || strcmp(name, "free") == 0;
+	image->calls_printf |= strcmp(name, "vprintf") == 0;
+}
+
 /* ---- images in the program's memory ------------------------------------------------------------------------------------- */
 
 /* Reads one byte of each page through the kernel, which answers with an error where a load would end the program. Where it does not

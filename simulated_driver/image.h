@@ -78,6 +78,7 @@ struct sim_image_variable {
 
 struct sim_image {
 	bool is_open; /* its content is not known: any name is a kernel */
+	bool calls_malloc, calls_printf; /* device functions of the driver, which need memory of the context */
 	uint32_t capability; /* major * 10 + minor that a cubin was compiled for; 0: text */
 	uint64_t code_bytes;
 	uint32_t n_kernels, kernel_room, n_variables, variable_room, n_blocks, block_room;
@@ -107,6 +108,8 @@ struct sim_image_variable *sim_image_add_variable(struct sim_image *image, char 
 uint32_t sim_image_add_block(struct sim_image *image, bool is_managed); /* UINT32_MAX without memory */
 bool sim_image_add_parameter(struct sim_image_kernel *kernel, struct sim_image_parameter parameter);
 struct sim_image_kernel *sim_image_kernel(const struct sim_image *image, const char *name);
+/* The image's code calls this function, which is not in the image. */
+void sim_image_note_call(struct sim_image *image, const char *name);
 
 /* False: not in this format, cut short, or longer than `room`. The number of bytes comes back in *length. */
 bool sim_unpack_lz4(struct sim_view packed, uint8_t *out, uint64_t room, uint64_t *length);

@@ -5,6 +5,7 @@
  * Kernels are the function symbols that have the entry bit. A kernel's section .nv.info.NAME lists its attributes (below), .nv.shared.NAME
  * its static shared memory; registers and stack of all kernels are in .nv.info. Variables are the object symbols of .nv.global (zeros),
  * .nv.global.init and .nv.constant3. All that a device needs besides variables is code: instructions and the other constant banks.
+ * Function symbols without a section are functions of the driver that the code calls.
  *
  * As read in what ptxas of CUDA 12 (ABI 7) and 13 (ABI 8) writes; cuobjdump -elf prints the same.
  */
@@ -180,6 +181,8 @@ static bool add_kernels(struct elf *elf, struct sim_image *out)
 	Elf64_Sym symbol;
 	for (uint64_t i = 0; symbol_at(elf, i, &symbol); i++) {
 		const char *name = name_in(elf->symbol_names, symbol.st_name);
+		if (ELF64_ST_TYPE(symbol.st_info) == STT_FUNC && symbol.st_shndx == SHN_UNDEF)
+			sim_image_note_call(out, name);
 		if (ELF64_ST_TYPE(symbol.st_info) != STT_FUNC || !(symbol.st_other & ENTRY_SYMBOL) || !symbol.st_shndx || !*name ||
 		    symbol.st_shndx >= elf->n_sections)
 			continue;

@@ -171,6 +171,15 @@ static void add_local(struct sim_image *image, const char *at, const char *line_
 	kernel->local_bytes = bytes < UINT32_MAX / 2 ? (uint32_t)bytes : UINT32_MAX / 2;
 }
 
+/* ".extern .func (.param .b64 result) malloc": a function of the driver. */
+static void note_call(struct sim_image *image, const char *line, const char *end)
+{
+	static const char *const names[] = { "malloc", "free", "vprintf" };
+	for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
+		if (after_word(line, end, names[i]))
+			sim_image_note_call(image, names[i]);
+}
+
 static void annotate(struct sim_image *image, const char *at)
 {
 	double microseconds;
@@ -188,6 +197,8 @@ static bool read_line(struct sim_image *image, const char *line, const char *end
 	const char *at = after_word(line, code_end, ".entry");
 	if (at && !add_kernel(image, at))
 		return false;
+	if (after_word(line, code_end, ".extern") && after_word(line, code_end, ".func"))
+		note_call(image, line, code_end);
 	if (at || after_word(line, code_end, ".extern") || after_word(line, code_end, ".param"))
 		return true; /* ".param .u64 .ptr .global" is no variable */
 	at = after_word(line, code_end, ".local");

@@ -138,6 +138,13 @@ static void write_kernel(struct writer *w, uint32_t i)
 	w->sections[first + KERNEL_INFO].sh_info = w->sections[first + KERNEL_SHARED].sh_info = first;
 }
 
+/* A function of the driver that the code calls. */
+static void write_call(struct writer *w, const char *name)
+{
+	Elf64_Sym symbol = { .st_name = add_string(&w->strings, "", name), .st_info = ELF64_ST_INFO(STB_GLOBAL, STT_FUNC) };
+	append(&w->symbols, &symbol, sizeof symbol);
+}
+
 /* ---- variables --------------------------------------------------------------------------------------------------------- */
 
 static void write_variable(struct writer *w, const struct sim_image_variable *variable)
@@ -229,6 +236,10 @@ CUresult sim_image_write(const struct sim_image *image, uint8_t **bytes, uint64_
 		write_kernel(&w, i);
 	for (uint32_t i = 0; i < image->n_variables; i++)
 		write_variable(&w, &image->variables[i]);
+	if (image->calls_malloc)
+		write_call(&w, "malloc");
+	if (image->calls_printf)
+		write_call(&w, "vprintf");
 	if (w.sections)
 		put_all(&w, &file);
 	struct buffer *parts[] = { &w.names, &w.strings, &w.symbols, &w.info, &w.values, &w.content };

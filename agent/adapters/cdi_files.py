@@ -27,6 +27,7 @@ from agent.core.cdi import (
     parse_host_spec,
 )
 from agent.errors import StorageError
+from aliquot import contract
 
 _Signature = tuple[tuple[str, int, int, int], ...]
 HostSpecSource = Callable[[Collection[str]], HostSpec | None]
@@ -155,7 +156,7 @@ class CdiDirectory:
             directory / name
             for directory in (self._dynamic, self._static)
             for name in names_in(directory)
-            if name.endswith((".json", ".yaml", ".yml")) and grant_id_of_file(name) is None
+            if not name.startswith(contract.CDI_FILE_PREFIX) and name.endswith((".json", ".yaml", ".yml"))
         ]
 
     def _size_of(self, path: str) -> int:

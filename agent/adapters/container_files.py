@@ -6,6 +6,9 @@ The container writes ``region``, so it is untrusted. The agent reads it with pre
 ``core.region_layout`` checks its content, and ``core.slow_regions`` bounds the cost of its locks. A starting container gets new files,
 unless a process of its pod still holds a slot; then the mapped files stay and the limits change in place. The copy of the grant identifies
 the owner of the files. It is written after them, and also restores a ledger row that was lost on disk.
+
+Each container has its own copy of the shim's libraries too, so that a lease of its root on them delays no other container. The copies are
+below ``stateDir``, because /run is often mounted ``noexec``.
 """
 
 import errno
@@ -20,9 +23,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 
-from agent.adapters.durable import list_directory, make_directory, names_in, write_over
+from agent.adapters.durable import list_directory, make_directory, names_in, remove_anything, write_over
 from agent.adapters.file_cache import FileCache
-from agent.adapters.regular_files import FLAGS, read_regular
+from agent.adapters.regular_files import FLAGS, LIBRARY_BYTES_MAX, read_regular
 from agent.core import region_layout
 from agent.core.cdi import PRELOAD_ARTEFACT, PRELOAD_LIST, PRELOAD_LIST_ARTEFACT
 from agent.core.ledger import GRANT_ROWS, Grant
@@ -41,8 +44,10 @@ _GRANT_COPY = "grant.json"
 class GrantFiles:
     """Implements ``ports.ContainerFiles``."""
 
-    def __init__(self, directory: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, directory: Path, monotonic: Callable[[], float] = time.monotonic, *, libraries: Path | None = None) -> None:
+        """Args: libraries: the directory of the copies, where programs may be executed from; by default next to ``directory``."""
         self._directory = make_directory(directory, 0o700)
+        self._libraries = libraries or directory.with_name(f"{directory.name}-libraries")
         self._monotonic = monotonic
         self._rests: dict[str, tuple[int, Rest]] = {}
         """By grant id: regions with a slow last reading, with their inodes. A later container has a region with another inode."""
@@ -73,6 +78,17 @@ class GrantFiles:
             header = region_layout.fresh_region_header()  # the rest is a hole: it uses memory only after a process attaches
             write_over(directory / "region", header, mode=0o666, durable=False, size=region_layout.REGION_BYTES)
             self._rests.pop(grant_id, None)
+
+    def copy_shim(self, grant_id: str, version: Path, names: Iterable[str]) -> Path:
+        """See ``ports.ContainerFiles``."""
+        copies = make_directory(make_directory(self._libraries, 0o755) / grant_id, 0o755)
+        for name in names:
+            content = _content(version / name)
+            if content is None:
+                raise StorageError(f"copying {version / name}: it is not there")
+            if not _is_copy(copies / name, content):
+                write_over(copies / name, content, mode=0o555, durable=False)
+        return copies
 
     def link_shim(self, grant_id: str, directory: Path) -> None:
         """See ``ports.ContainerFiles``."""
@@ -189,10 +205,11 @@ class GrantFiles:
 
     def ids(self) -> Sequence[str]:
         """See ``ports.ContainerFiles``."""
-        return names_in(self._directory)
+        return sorted({*names_in(self._directory), *names_in(self._libraries)})
 
     def remove(self, grant_id: str) -> None:
         """See ``ports.ContainerFiles``."""
+        remove_anything(self._libraries / grant_id)
         directory = self._directory / grant_id
         self._limits.forget(str(directory / "limits"))
         self._rests.pop(grant_id, None)
@@ -267,6 +284,22 @@ def _copy_in(directory: Path) -> Grant | None:
         return GRANT_ROWS.decode(read_regular(directory / _GRANT_COPY))
     except (OSError, StorageError):
         return None
+
+
+def _content(library: Path) -> bytes | None:
+    """Return what a library contains; None if it does not exist. Raises StorageError."""
+    try:
+        return read_regular(library, LIBRARY_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+
+
+def _is_copy(path: Path, content: bytes) -> bool:
+    """Whether a file has this content. One that the container holds a lease on counts as damaged: a new one takes its place."""
+    try:
+        return _content(path) == content
+    except StorageError:
+        return False
 
 
 def _is_file(path: str | Path) -> bool:

@@ -8,6 +8,7 @@ import secrets
 import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,8 @@ TEMPORARY_SUFFIX = ".aliquot-tmp"
 """Suffix of files being written. The owner of a directory removes leftovers of a crash."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _counter = itertools.count()
+_syncs = ThreadPoolExecutor(8, thread_name_prefix="disk-sync")
+"""Syncs of one batch. A disk flushes once for those that wait for it at the same time, so a busy one is several times faster."""
 
 
 def write_whole(path: Path, content: bytes, *, mode: int, durable: bool, size: int | None = None) -> None:
@@ -54,7 +57,8 @@ def write_together(contents: Mapping[Path, bytes], *, mode: int) -> Mapping[Path
     batch = _Batch(contents)
     # All files are written before the first is synced: the file system then writes them in one transaction.
     batch.each(write)
-    batch.each(lambda _, replacement: replacement.sync())
+    batch.each(lambda _, replacement: replacement.begin_sync())
+    batch.each(lambda _, replacement: replacement.await_sync())
     batch.each(lambda _, replacement: replacement.rename())
     batch.sync_directories()
     return batch.failed
@@ -73,6 +77,7 @@ class _Replacement:
         self._path = path
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}{TEMPORARY_SUFFIX}")
         self._descriptor = -1
+        self._syncing: Future[None] | None = None
 
     def write(self, content: bytes, mode: int, size: int | None = None) -> None:
         """Write the file, which stays open."""
@@ -85,6 +90,15 @@ class _Replacement:
     def sync(self) -> None:
         """Wait until the content is on disk."""
         os.fsync(self._descriptor)
+
+    def begin_sync(self) -> None:
+        """Act as ``sync`` in another thread."""
+        self._syncing = _syncs.submit(os.fsync, self._descriptor)
+
+    def await_sync(self) -> None:
+        """Wait for the sync that was begun."""
+        if self._syncing is not None:
+            self._syncing.result()
 
     def rename(self) -> None:
         """Close the file and give it its name."""

@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 ROW_BYTES_MAX = 1 << 20
 """The largest file with a value of the agent. A ledger row has a few kilobytes."""
+LIBRARY_BYTES_MAX = 64 << 20
 FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
 _KINDS = {
     stat.S_IFIFO: "a pipe",

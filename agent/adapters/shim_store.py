@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the shim where containers can mount it: ``<stateDir>/shim/<sha256 of its content>/``.
+"""Installs the shim on the node: ``<stateDir>/shim/<sha256 of its content>/``.
 
-The directory is named after its content. It gets its name only when it is complete, and is never changed afterwards: a running container
-keeps the version that it mapped, and an upgrade adds another directory. An old version is removed when no container uses it, neither by its
-CDI spec nor by a link in its directory.
+The directory is named after its content. It gets its name only when it is complete, and is never changed afterwards. Containers get
+copies (``container_files``). Those that an agent of an earlier version started have the directory itself mounted, so an old version is
+removed when no container uses it, neither by its CDI spec nor by a link in its directory.
 """
 
 import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence, Set
-from contextlib import suppress
 from pathlib import Path
 
 from agent.adapters.durable import TEMPORARY_SUFFIX, list_directory, make_directory, remove_anything, sync_directory, write_whole
-from agent.adapters.regular_files import read_regular
+from agent.adapters.regular_files import LIBRARY_BYTES_MAX, read_regular
 from agent.core.cdi import DRIVER_LIBRARIES, PRELOAD_ARTEFACT, PRELOAD_LIST, PRELOAD_LIST_ARTEFACT
 from agent.errors import ShimError, StorageError
 
-_LIBRARY_BYTES_MAX = 64 << 20
 _CURE = "build it with make, or set shimDir"
+CONTAINERS = "containers"
+"""Name in the store of the directory with the copies for containers, which ``container_files`` writes."""
 ARTEFACTS = (*(library.front for library in DRIVER_LIBRARIES), PRELOAD_ARTEFACT)
 
 
@@ -37,19 +37,10 @@ class ShimStore:
             self._directory = install_shim(self._source, self._store)
         return self._directory
 
-    def files(self) -> Sequence[Path]:
-        """Return the files of all versions, which containers may have mounted."""
-        found: list[Path] = []
-        with suppress(StorageError):  # read again at the next look
-            for version in list_directory(self._store):
-                if version.is_dir():
-                    found += list_directory(version)
-        return found
-
     def sweep(self, mentioned: Callable[[Iterable[str]], Set[str]]) -> Sequence[str]:
         """See ``ports.ShimInstaller``."""
         current = self.installed()
-        others = [str(path) for path in list_directory(self._store) if path != current]
+        others = [str(path) for path in self._versions() if path != current]
         unused = [path for path in others if path not in mentioned(others)]
         for path in unused:
             try:
@@ -57,6 +48,9 @@ class ShimStore:
             except StorageError as exc:
                 raise ShimError(f"no container uses it: {exc}") from exc
         return unused
+
+    def _versions(self) -> Sequence[Path]:
+        return [path for path in list_directory(self._store) if path.name != CONTAINERS]
 
 
 def install_shim(source: Path, store: Path) -> Path:
@@ -81,7 +75,7 @@ def install_shim(source: Path, store: Path) -> Path:
 
 def _read(path: Path) -> bytes:
     try:
-        return read_regular(path, _LIBRARY_BYTES_MAX, follow=True)
+        return read_regular(path, LIBRARY_BYTES_MAX, follow=True)
     except FileNotFoundError as exc:
         raise ShimError(f"the shim's {path.name} cannot be read: {path}: {exc.strerror}; {_CURE}") from exc
     except StorageError as exc:
@@ -99,7 +93,7 @@ def _digest(files: dict[str, bytes]) -> str:
 def _is_intact(target: Path, files: dict[str, bytes]) -> bool:
     """Whether a directory has these files. A file that cannot be read without waiting counts as damaged: new ones take its place."""
     try:
-        return all(read_regular(target / name, _LIBRARY_BYTES_MAX) == content for name, content in files.items())
+        return all(read_regular(target / name, LIBRARY_BYTES_MAX) == content for name, content in files.items())
     except (FileNotFoundError, StorageError):
         return False
 

@@ -158,7 +158,7 @@ class ShimFiles:
     """Host paths of what the shim needs in one container."""
 
     directory: str
-    """Holds the artefacts of one shim version."""
+    """Holds the container's copies of the shim's libraries."""
     limits: str
     region: str
     interposition: Interposition

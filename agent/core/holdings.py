@@ -45,7 +45,14 @@ class Holdings:
     def utilization_ratio(self, grant_id: str, device_uuid: str) -> float | None:
         """Return the fraction of the last seconds in which the container's processes kept a GPU busy."""
         key = (grant_id, device_uuid)
-        ratios = [process.utilization_ratio for process in self.listed.get(key, ())]
+        return self._sum_of(key, [process.utilization_ratio for process in self.listed.get(key, ())])
+
+    def memory_ratio(self, grant_id: str, device_uuid: str) -> float | None:
+        """Return the fraction of the last seconds in which a GPU's memory was busy for the container's processes."""
+        key = (grant_id, device_uuid)
+        return self._sum_of(key, [process.memory_ratio for process in self.listed.get(key, ())])
+
+    def _sum_of(self, key: Key, ratios: Sequence[float | None]) -> float | None:
         reported = [ratio for ratio in ratios if ratio is not None]
         known = self.recent and self._is_known(key) and key not in self.silent and len(reported) == len(ratios)
         return min(1.0, sum(reported)) if known else None

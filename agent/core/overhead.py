@@ -28,6 +28,8 @@ class GpuProcess:
     used_bytes: int
     utilization_ratio: float | None = None
     """Fraction of the last seconds in which its kernels ran; None if this GPU or driver does not report it."""
+    memory_ratio: float | None = None
+    """Fraction in which the GPU's memory was busy for it, alike."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import msgspec
 from agent.core.health import HealthState
 from agent.core.inventory import DeviceInventory, InventoryDevice
 from aliquot.contract import gpunode
-from aliquot.contract.gpunode import GpuDevice, GpuNode
+from aliquot.contract.gpunode import GpuDevice, GpuNode, PodUtilization
 from aliquot.contract.model import Allocation, Isolation
 
 LEAST_SECONDS: Final = 0.3
@@ -42,7 +42,9 @@ class NodeFacts:
     allocation: Allocation = Allocation.PLUGIN
 
 
-def gpu_node(facts: NodeFacts, inventory: DeviceInventory, isolation: Sequence[Isolation]) -> GpuNode:
+def gpu_node(
+    facts: NodeFacts, inventory: DeviceInventory, isolation: Sequence[Isolation], utilization: Sequence[PodUtilization] = ()
+) -> GpuNode:
     """Return the node's object. Raises ContractError if its GPUs cannot be described."""
     devices = [entry.device for entry in inventory.devices]
     present = {device.uuid for device in devices}
@@ -58,6 +60,7 @@ def gpu_node(facts: NodeFacts, inventory: DeviceInventory, isolation: Sequence[I
         cuda_version=inventory.cuda_version,
         agent_version=facts.agent_version,
         allocation=facts.allocation,
+        utilization=tuple(utilization),
     )
 
 

@@ -73,6 +73,10 @@ class ContainerFiles(Protocol):
         """
         ...
 
+    def copy_shim(self, grant_id: str, version: Path, names: Iterable[str]) -> Path:
+        """Copy libraries of a shim's version for one container, unless they are copied; return the directory of the copies."""
+        ...
+
     def link_shim(self, grant_id: str, directory: Path) -> None:
         """Link the shim of this directory next to a grant's files; a reply of Allocate without CDI mounts it from there."""
         ...

@@ -44,6 +44,8 @@ ROOM_SECONDS: Final = 10.0
 POD_SECONDS: Final = 5.0
 """How long the pods of a claim may take to appear in the watch."""
 LOOK_SECONDS: Final = 0.5
+SANDBOX_SECONDS: Final = 0.05
+"""Kubelet prepares claims before it makes the sandbox of a pod, and containers after it. A sandbox takes at least this long."""
 _PASSING: Final[Mapping[str, float]] = {
     Reason.NOT_READY: WAIT_SECONDS,
     Reason.NODE_FAILURE: WAIT_SECONDS,
@@ -231,7 +233,8 @@ class ClaimManager:
             provided.append(await self._backends.provide(planned.grant))
 
         contents = self._contents.compose(planned, inventory, shim_directory, provided)
-        await self._manager.commit(planned, *contents, inventory, self._options.shares_per_gpu, provide, mounted=mounted)
+        shares = self._options.shares_per_gpu
+        await self._manager.commit(planned, *contents, inventory, shares, provide, mounted=mounted, start_seconds=SANDBOX_SECONDS)
 
     def _node(self) -> ClaimNode:
         options = self._options

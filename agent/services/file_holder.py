@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps every file open that containers of the node share: the shim's files of all versions, and the pages of priorities and time slots."""
+"""Keeps every file open that containers of the node share: the pages of priorities and time slots."""
 
 import asyncio
 from collections.abc import Callable, Mapping

@@ -3,11 +3,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent.core.cdi import HostSpec, InjectedDevice, Interposition, PriorityPage, ShimFiles, container_spec
+from agent.core.cdi import (
+    DRIVER_LIBRARIES,
+    PRELOAD_ARTEFACT,
+    HostSpec,
+    InjectedDevice,
+    Interposition,
+    PriorityPage,
+    ShimFiles,
+    container_spec,
+)
 from agent.core.inventory import DeviceInventory
 from agent.core.ledger import Grant
 from agent.core.limits import DeviceFacts, FailPolicy, limits_of, may_burst
@@ -73,7 +81,11 @@ class GrantContents:
 
     async def link_shim(self, grant_id: str, directory: Path) -> None:
         """Link the shim next to a grant's files, for a container that is started without CDI. Raises StorageError."""
-        await self._manager.on_disk(partial(self._files.link_shim, grant_id, directory))
+
+        def work() -> None:
+            self._files.link_shim(grant_id, self._files.copy_shim(grant_id, directory, (PRELOAD_ARTEFACT,)))
+
+        await self._manager.on_disk(work)
 
     def compose(
         self, planned: Planned, inventory: DeviceInventory, shim_directory: Path, provided: Sequence[Provision]
@@ -126,4 +138,7 @@ class GrantContents:
         priority = planned.preferences.priority
         page = PriorityPage(self._options.priority_page, writable=priority is Priority.HIGH) if priority is not None else None
         turns = self._options.turns_page if may_burst(planned.preferences) else None
-        return ShimFiles(str(directory), limits, region, interposition, page, turns)
+        fronts = tuple(library.front for library in DRIVER_LIBRARIES)
+        names = fronts if interposition is Interposition.FRONT else (PRELOAD_ARTEFACT,)
+        copies = self._files.copy_shim(planned.grant.grant_id, directory, names)
+        return ShimFiles(str(copies), limits, region, interposition, page, turns)

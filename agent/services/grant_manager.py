@@ -178,6 +178,7 @@ class GrantManager:
         ready: Callable[[], Awaitable[None]] | None = None,
         *,
         mounted: bool = False,
+        start_seconds: float = 0.0,
     ) -> None:
         """Add a planned grant to the ledger, write its files, and wait until a container gets them.
 
@@ -187,6 +188,7 @@ class GrantManager:
         Args:   spec: makes the CDI spec; called with the files in place.
                 ready: prepares what the spec names; called with the grant in the ledger, before any file is written.
                 mounted: whether running containers may have its files, so that intact ones are kept.
+                start_seconds: the least time until the runtime looks for the spec.
         Raises: StorageError, and the errors of ``ready`` and ``spec``.
         """
         grant = planned.grant
@@ -196,7 +198,7 @@ class GrantManager:
         async def change() -> None:
             if ready is not None:
                 await ready()
-            await self._until(await self._write_files(_Write(grant, limits, spec, replaced, mounted)))
+            await self._until(await self._write_files(_Write(grant, limits, spec, replaced, mounted)) - start_seconds)
 
         await self._whole((grant.grant_id, *replaced), change())
 

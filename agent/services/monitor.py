@@ -157,6 +157,11 @@ class Monitor:
         unusable = self._watch.inventory.unidentified
         return f"no GPU of this node can be shared: {'; '.join(unusable)}" if unusable else "the driver lists no GPU"
 
+    def utilization(self) -> Mapping[tuple[str, str], float]:
+        """Return how busy containers keep their GPUs, by grant id and GPU UUID, as in the metrics; unknown ones are missing."""
+        with self._scraping:
+            return self._snapshot(tuple(self._manager.ledger.grants.values()), self._clock.monotonic()).utilization
+
     def collect(self) -> Iterable[Metric]:
         """Return the families of one scrape; called by prometheus-client."""
         with self._scraping:

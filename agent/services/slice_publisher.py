@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agent.core.inventory import DeviceInventory
 from agent.core.slices import Contents, FoundSlice, Offer, Pool, SliceChanges, changes_to, contents_of
 from agent.ports.dra import ResourceApi
 from agent.services.changes import Changes
@@ -83,6 +84,8 @@ class SliceTarget:
         self._pruned: dict[str, tuple[Any, Any]] = {}
         self._pace = Pace(cache.changes, lambda: 0.0)
         self._reported = ""
+        self._made: tuple[DeviceInventory, Contents] | None = None
+        """The contents for an inventory. Pods come more often than GPUs change."""
 
     def due_seconds(self, now: float) -> float | None:
         """See ``Target``."""
@@ -116,7 +119,10 @@ class SliceTarget:
         if withheld != self._reported:
             self._reported = withheld
             logger.info("no device is offered to claims: %s" if withheld else "devices are offered to claims%s", withheld)
-        return Contents() if withheld else contents_of(self._watch.inventory, self._offer)
+        inventory = self._watch.inventory
+        if self._made is None or self._made[0] is not inventory:
+            self._made = inventory, contents_of(inventory, self._offer)
+        return Contents() if withheld else self._made[1]
 
 
 def _write(api: ResourceApi, changes: SliceChanges) -> Mapping[str, tuple[Any, Any]]:

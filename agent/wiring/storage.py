@@ -12,7 +12,7 @@ from agent.adapters.host_directories import HostDirectories
 from agent.adapters.ledger_files import LedgerFiles
 from agent.adapters.node_files import PageFile
 from agent.adapters.nvidia_ctk import NvidiaCtk
-from agent.adapters.shim_store import ShimStore
+from agent.adapters.shim_store import CONTAINERS, ShimStore
 from agent.core.node_pages import PRIORITY, TURNS
 from agent.services.directory_watchdog import DirectoryWatchdog
 from agent.services.file_holder import FileHolder
@@ -49,7 +49,7 @@ def build_storage(setup: Setup) -> Storage:
     """Build the group, and create the node's pages. Raises StorageError."""
     settings, state, runtime, clock = setup.settings, setup.state, setup.runtime, setup.clock
     ctk = NvidiaCtk(settings.nvidia_ctk, settings.nvidia_ctk_timeout_seconds)
-    files = GrantFiles(runtime / "containers", clock.monotonic)
+    files = GrantFiles(runtime / "containers", clock.monotonic, libraries=state / "shim" / CONTAINERS)
     cdi = CdiDirectory(Path(settings.cdi_dir), Path(settings.cdi_static_dir), generate=ctk.host_spec)
     shim = ShimStore(setup.shim_source, state / "shim")
     manager = GrantManager(LedgerFiles(state / "ledger"), files, cdi, clock)
@@ -69,10 +69,6 @@ def build_storage(setup: Setup) -> Storage:
         shims=ShimController(shim, cdi, files),
         pages=PageReconciler(present, settings.reconcile_seconds),
         regions=RegionReconciler(settings.reconcile_seconds, manager=manager, files=files),
-        holder=FileHolder(
-            held,
-            lambda: {**dict.fromkeys(shim.files(), False), **dict.fromkeys((page.path for page in present), True)},
-            settings.reconcile_seconds,
-        ),
+        holder=FileHolder(held, lambda: dict.fromkeys((page.path for page in present), True), settings.reconcile_seconds),
         watchdog=DirectoryWatchdog(HostDirectories(setup.host_directories)),
     )

@@ -13,8 +13,10 @@ from agent.services.drift_page import DriftPage
 from agent.services.monitor import Monitor, MonitorOptions, ReadinessSources, ScrapeSources
 from agent.services.publisher import CapacityTarget, ConditionTarget, GpuNodeTarget, NodePublisher, Target
 from agent.services.reconciler import Cures, Reconciler, ReconcilerOptions, Witnesses
+from agent.services.use_reporter import UseReporter
 from agent.wiring.parts import Parts
 from aliquot import contract
+from aliquot.contract.features import Gate
 from aliquot.contract.model import Allocation
 
 
@@ -30,6 +32,8 @@ class Watchers:
     status: StatusServer
     address_from_node: str
     """Where programs of the node reach the status server, as host:port."""
+    uses: UseReporter | None
+    """None if its feature gate is closed or the node's object is not published."""
 
 
 def build_watchers(parts: Parts) -> Watchers:
@@ -48,7 +52,15 @@ def build_watchers(parts: Parts) -> Watchers:
     pages["/drift"] = DriftPage(setup.node_name, reconciler, auditor, setup.clock).page
     status = StatusServer(*setup.settings.metrics_host_port, pages)
     address = setup.settings.address_from_node(status.address)
-    return Watchers(reconciler, auditor, sampler, _publisher(parts), monitor, status, address)
+    uses = _use_reporter(parts, monitor)
+    return Watchers(reconciler, auditor, sampler, _publisher(parts, uses), monitor, status, address, uses)
+
+
+def _use_reporter(parts: Parts, monitor: Monitor) -> UseReporter | None:
+    settings, overhead = parts.setup.settings, parts.grants.overhead
+    if Gate.INTERFERENCE not in settings.gates or not settings.publish_gpu_node:
+        return None
+    return UseReporter(parts.driver.state, monitor.utilization, lambda: overhead.holdings)
 
 
 def _reconciler(parts: Parts) -> Reconciler:
@@ -133,7 +145,7 @@ def _troubles(parts: Parts) -> Callable[[], Sequence[str]]:
     return troubles
 
 
-def _publisher(parts: Parts) -> NodePublisher:
+def _publisher(parts: Parts, uses: UseReporter | None) -> NodePublisher:
     setup, settings, api, state = parts.setup, parts.setup.settings, parts.cluster.api, parts.driver.state
     targets: list[Target] = []
     if settings.publish_node_capacity:
@@ -143,5 +155,7 @@ def _publisher(parts: Parts) -> NodePublisher:
     if settings.publish_gpu_node:
         facts = NodeFacts(setup.node_name, setup.version, settings.shares_per_gpu, settings.memory_oversubscription, settings.allocation)
         offered = parts.plugins.offering.backends
-        targets.append(GpuNodeTarget(facts, lambda: offered().backends, api=api, state=state))
-    return NodePublisher(setup.node_name, targets, state=state, clock=setup.clock, further=[parts.grants.mps.changes])
+        reports = tuple if uses is None else lambda: uses.reports
+        targets.append(GpuNodeTarget(facts, lambda: offered().backends, api=api, state=state, utilization=reports))
+    further = [parts.grants.mps.changes, *([] if uses is None else [uses.changes])]
+    return NodePublisher(setup.node_name, targets, state=state, clock=setup.clock, further=further)

@@ -24,13 +24,15 @@ import msgspec
 from aliquot import contract
 from aliquot.contract import codec, units
 from aliquot.contract.errors import ContractError, quote
-from aliquot.contract.model import Allocation, Device, Isolation, Link, LinkKind, MediaEngines, MigInstance
+from aliquot.contract.model import Allocation, Device, Isolation, Link, LinkKind, MediaEngines, MigInstance, Utilization
 
 API_VERSION: Final = f"{contract.GPU_NODE_GROUP}/{contract.GPU_NODE_VERSION}"
 MAX_DEVICES: Final = 64
 """The largest machines sold have 16; an object with more than four times that is not ours."""
 MAX_INSTANCES_PER_DEVICE: Final = 64
 """A GPU has at most 8 instances; if the agent creates them on demand, each possible place is listed."""
+MAX_UTILIZATIONS: Final = 64
+"""Templates of pods on one node whose use is reported; further ones are left out."""
 MAX_TEXT_CHARS: Final = 256
 MAX_MINOR: Final = 4095
 MAX_LANES: Final = 999
@@ -91,6 +93,14 @@ class GpuDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class PodUtilization:
+    """What one pod used of each of its GPUs lately, in the mean."""
+
+    pod_uid: str
+    used: Utilization
+
+
+@dataclass(frozen=True, slots=True)
 class GpuNode:
     """What placement needs to know about one node's GPUs, in the order of their minor numbers."""
 
@@ -112,6 +122,8 @@ class GpuNode:
     """Set by an administrator: no new work on any GPU of the node."""
     cordoned_devices: tuple[str, ...] = ()
     """UUIDs of single GPUs that an administrator cordoned."""
+    utilization: tuple[PodUtilization, ...] = ()
+    """One pod for each template of pods on the node; empty unless the agent's feature gate Interference is open."""
 
     def is_cordoned(self, device_uuid: str) -> bool:
         """Whether an administrator allows no new work on this GPU."""
@@ -123,6 +135,7 @@ class GpuNode:
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
 _Mib = Annotated[int, msgspec.Meta(ge=1, le=_MAX_MIB)]
 _Small = Annotated[int, msgspec.Meta(ge=0, le=MAX_MINOR)]
+_Percent = Annotated[int, msgspec.Meta(ge=0, le=units.WHOLE_GPU_PERCENT)]
 
 
 class _EnginesV1(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -160,6 +173,12 @@ class _DeviceV1(msgspec.Struct, rename="camel", omit_defaults=True):
     trouble: _Text = ""
 
 
+class _UtilizationV1(msgspec.Struct, rename="camel"):
+    pod_uid: _Text
+    sm_percent: _Percent
+    dram_percent: _Percent
+
+
 class _StatusV1(msgspec.Struct, rename="camel", omit_defaults=True):
     shares_per_gpu: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARES_PER_GPU)] = 16
     agent_version: _Text = ""
@@ -173,6 +192,7 @@ class _StatusV1(msgspec.Struct, rename="camel", omit_defaults=True):
     devices: Annotated[list[_DeviceV1], msgspec.Meta(max_length=MAX_DEVICES)] = []
     links: Annotated[list[str], msgspec.Meta(max_length=MAX_DEVICES)] = []
     pcie: Annotated[list[str], msgspec.Meta(max_length=MAX_DEVICES)] = []
+    utilization: Annotated[list[_UtilizationV1], msgspec.Meta(max_length=MAX_UTILIZATIONS)] = []
 
 
 class _SpecV1(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -215,6 +235,7 @@ def encode_gpu_node(node: GpuNode) -> bytes:
             devices=[_device_form(entry) for entry in node.devices],
             links=_table(node, _link_word) if node.links else [],
             pcie=_table(node, _pcie_word) if any(_pcie_says_more(link) for link in node.links) else [],
+            utilization=[_UtilizationV1(entry.pod_uid, *entry.used) for entry in node.utilization],
         ),
     )
     return msgspec.json.encode(form)
@@ -258,6 +279,7 @@ def decode_gpu_node(data: bytes | msgspec.Raw) -> GpuNode:
         allocation=_allocation(status.allocation),
         cordoned=form.spec.cordoned,
         cordoned_devices=tuple(form.spec.cordoned_devices),
+        utilization=tuple(PodUtilization(one.pod_uid, Utilization(one.sm_percent, one.dram_percent)) for one in status.utilization),
     )
     check_gpu_node(node)
     return node
@@ -294,6 +316,16 @@ def check_gpu_node(node: GpuNode) -> None:
     for text in (node.driver_version, node.agent_version):
         _check_text(node, text)
     _check_links(node)
+    _check_utilization(node)
+
+
+def _check_utilization(node: GpuNode) -> None:
+    if len(node.utilization) > MAX_UTILIZATIONS:
+        _refuse(node, f"expected at most {MAX_UTILIZATIONS} pods with their use, found {len(node.utilization)}")
+    for entry in node.utilization:
+        _check_text(node, entry.pod_uid)
+        if not all(0 <= percent <= units.WHOLE_GPU_PERCENT for percent in entry.used):
+            _refuse(node, f"expected 0 to {units.WHOLE_GPU_PERCENT} percent of a GPU, found {entry}")
 
 
 def _check_uuids(node: GpuNode) -> None:

@@ -8,7 +8,7 @@ and a *grant* (agent/core) what the agent gave. Amounts always come from the pod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from aliquot.contract.units import MIB, WHOLE_GPU_PERCENT
 
@@ -227,6 +227,16 @@ class PodRequest:
 
     containers: tuple[ContainerRequest, ...]
     preferences: Preferences = field(default_factory=Preferences)
+
+
+class Utilization(NamedTuple):
+    """What the containers of a pod use of one GPU, in percent: the time in which its multiprocessors and its memory are busy for them."""
+
+    sm_percent: int = 0
+    dram_percent: int = 0
+
+
+IDLE: Final = Utilization()
 
 
 # --- where it was put -------------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ class DeviceState:
     max_shares: int = DEFAULT_MAX_SHARES
     healthy: bool = True
     cordoned: bool = False
+    aversion_ppm: int = 0
+    """What the device costs for the pod that is being placed beyond its policy, such as for pods there that would slow it down."""
 
     def __post_init__(self) -> None:
         sums = (self.used_memory_bytes, self.used_cores_percent, self.unreserved_shares, self.used_shares - self.unreserved_shares)
@@ -163,4 +165,5 @@ class DeviceState:
             self.max_shares,
             self.healthy,
             self.cordoned,
+            self.aversion_ppm,
         )

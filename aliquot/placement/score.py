@@ -16,12 +16,19 @@ FRAG_PPM: Final = PPM
 
 
 def cost(policy: Policy, state: DeviceState, share: DeviceShare, demand: Demand = GENERIC) -> int:
-    """Rate the device for the share, which must fit. The policy topology rates sets of devices, so by it all devices cost the same."""
+    """Rate the device for the share, which must fit. The policy topology rates sets of devices, so by it all devices cost the same.
+
+    A device that the pod avoids costs more with every policy (``DeviceState.aversion_ppm``).
+    """
     return cost_of_change(policy, state, state.with_share(share), demand)
 
 
 def cost_of_change(policy: Policy, state: DeviceState, after: DeviceState, demand: Demand = GENERIC) -> int:
     """Rate the device by its state now and with the share."""
+    return state.aversion_ppm + _cost_by_policy(policy, state, after, demand)
+
+
+def _cost_by_policy(policy: Policy, state: DeviceState, after: DeviceState, demand: Demand) -> int:
     match policy:
         case Policy.BINPACK:
             return free_ppm(after)

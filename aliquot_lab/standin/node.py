@@ -117,7 +117,7 @@ class Layout:
     def make(self) -> None:
         """Create the directories that a real node has before the agent starts."""
         for directory in (self.cdi_static, self.cdi_dynamic, self.state, self.run, self.containers):
-            directory.mkdir(parents=True)
+            directory.mkdir(parents=True, exist_ok=True)
         self.token.write_text(NODE_TOKEN)
 
 

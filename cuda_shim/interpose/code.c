@@ -26,6 +26,9 @@
 
 #define PAGE_BYTES ((uint64_t)2 << 20) /* of device memory */
 #define ASK_AGAIN_NS 100000000u
+#define FEW_LOOKS 3
+#define MANY_LOOKS 12
+#define LOOK_AGAIN_NS 1000000
 #define NO_OWNER UINT64_MAX            /* code of several contexts: it stays charged until it is unloaded */
 
 /* Charged code, by the handle it is unloaded with and the device. */
@@ -79,6 +82,24 @@ static bool uncharged_bytes(int device, int64_t *bytes)
 	return own != 0;
 }
 
+/* The same while other threads take memory or give it back: what they do at that moment only makes the figure smaller, so the largest of
+ * several counts. Less than `expected` is believed after more of them. With the gate held. */
+static bool settled_uncharged_bytes(int device, int64_t expected, int64_t *bytes)
+{
+	const struct timespec pause = { .tv_nsec = LOOK_AGAIN_NS };
+	int64_t now;
+
+	*bytes = INT64_MIN;
+	for (int looks = 0; looks < FEW_LOOKS || (*bytes < expected && looks < MANY_LOOKS); looks++) {
+		if (looks >= FEW_LOOKS)
+			nanosleep(&pause, NULL);
+		if (!uncharged_bytes(device, &now))
+			return false;
+		*bytes = now > *bytes ? now : *bytes;
+	}
+	return true;
+}
+
 /* A program may ask for thousands of functions, and NVML may not list the process, or not yet. */
 static bool asked_just_now(int device)
 {
@@ -100,7 +121,7 @@ void aq_code_learn_baseline(int device)
 	aq_measure_open();
 	pthread_mutex_lock(&measuring);
 	if (!baselines[device].known)
-		baselines[device].known = uncharged_bytes(device, &baselines[device].uncharged_bytes);
+		baselines[device].known = settled_uncharged_bytes(device, INT64_MIN, &baselines[device].uncharged_bytes);
 	pthread_mutex_unlock(&measuring);
 }
 
@@ -226,27 +247,94 @@ bool aq_code_hold(uint64_t handle, const struct aq_place *place, uint64_t bytes)
 	return recorded;
 }
 
-static void credit(const struct aq_entry *entry, void *context)
+/* ---- what contexts keep ---------------------------------------------------------------------------------------- */
+
+/* The first code that calls malloc or printf on the device brings a heap and a buffer to its context, which keeps them when that code is
+ * unloaded (8 MiB and 1 MiB are documented, and drivers may take more). The same holds for the rest of a page, while other code lies there.
+ * They are charged under a handle of their own, until they come back or the context ends.
+ *
+ * What is kept is not what a call gave back, which other threads and neighbours would blur, but what the driver now counts for this process
+ * beyond its other charges. So each unload sets it again. Where the driver does not list the process, nothing is kept. */
+#define KEPT_MOST_BYTES ((int64_t)16 << 20)
+
+static _Atomic bool keeps; /* some context does, or did */
+
+static uint64_t kept_key(const struct aq_place *place)
 {
-	(void)context;
-	aq_uncharge((int)entry->device, AQ_MODULE, entry->bytes);
+	return key_of(place->owner | 1, place->device); /* no address is odd */
 }
+
+/* Of `all` bytes, which are still charged: what the driver holds. `kept`: the same before this. With the gate held. */
+static uint64_t still_held(int device, int64_t kept, int64_t all)
+{
+	int64_t base = baselines[device].uncharged_bytes - all, uncharged;
+
+	if (!baselines[device].known || !settled_uncharged_bytes(device, base + kept, &uncharged))
+		return (uint64_t)kept;
+	int64_t held = uncharged - base, most = all < KEPT_MOST_BYTES ? all : KEPT_MOST_BYTES;
+	return (uint64_t)(held < 0 ? 0 : held > most ? most : held);
+}
+
+void aq_code_give_back(const struct aq_place *place, uint64_t bytes)
+{
+	struct aq_entry kept = { .key = 0 };
+
+	aq_measure_open();
+	pthread_mutex_lock(&measuring);
+	uint64_t before = aq_map_take(&charged, kept_key(place), &kept) ? kept.bytes : 0, all = before + bytes;
+	kept = (struct aq_entry){ .key = kept_key(place), .owner = place->owner, .device = (uint32_t)place->device, .kind = AQ_MODULE };
+	kept.bytes = all ? still_held(place->device, (int64_t)before, (int64_t)all) : 0;
+	aq_uncharge(place->device, AQ_MODULE, all - kept.bytes);
+	if (kept.bytes)
+		aq_map_put(&charged, &kept); /* without memory to record it, charged until the process ends */
+	atomic_store_explicit(&keeps, keeps || kept.bytes, memory_order_relaxed);
+	pthread_mutex_unlock(&measuring);
+}
+
+/* ---- unloading ------------------------------------------------------------------------------------------------- */
 
 void aq_code_unloading(uint64_t handle, struct aq_code_held *held)
 {
 	for (int device = 0; device < AQ_MAX_DEVICES; device++)
-		if (!aq_map_take(&charged, key_of(handle, device), &held->entry[device]))
+		if (aq_map_take(&charged, key_of(handle, device), &held->entry[device]))
+			aq_code_learn_baseline(device);
+		else
 			held->entry[device].key = 0;
+}
+
+/* Code that was charged with other code is not in the records, and its memory may be what the context keeps. */
+static void unloaded_unknown(void)
+{
+	struct aq_place place;
+
+	if (atomic_load_explicit(&keeps, memory_order_relaxed) && aq_place_current(&place) && place.device >= 0)
+		aq_code_give_back(&place, 0);
+}
+
+static void unloaded_known(const struct aq_entry *entry)
+{
+	struct aq_place current, place = { .device = (int)entry->device, .owner = entry->owner };
+
+	if (place.owner == NO_OWNER)
+		place.owner = aq_place_current(&current) && current.device == place.device ? current.owner : 0;
+	aq_code_give_back(&place, entry->bytes);
 }
 
 void aq_code_unloaded(const struct aq_code_held *held, bool unloaded)
 {
+	bool is_known = false;
+
 	for (int device = 0; device < AQ_MAX_DEVICES; device++) {
-		if (held->entry[device].key && unloaded)
-			credit(&held->entry[device], NULL);
-		else if (held->entry[device].key)
+		if (!held->entry[device].key)
+			continue;
+		is_known = true;
+		if (unloaded)
+			unloaded_known(&held->entry[device]);
+		else
 			aq_map_put(&charged, &held->entry[device]);
 	}
+	if (unloaded && !is_known)
+		unloaded_unknown();
 }
 
 /* ---- contexts -------------------------------------------------------------------------------------------------- */
@@ -261,6 +349,12 @@ static bool belongs_to(const struct aq_entry *entry, void *context)
 	const struct owner *owner = context;
 
 	return (int)entry->device == owner->device && entry->owner == owner->owner;
+}
+
+static void credit(const struct aq_entry *entry, void *context)
+{
+	(void)context;
+	aq_uncharge((int)entry->device, AQ_MODULE, entry->bytes);
 }
 
 void aq_code_context_begun(int device)
@@ -285,4 +379,5 @@ void aq_code_forget(void)
 		atomic_store(&baselines[device].asked_ns, 0);
 	}
 	memset(believed, 0, sizeof(believed));
+	atomic_store(&keeps, false);
 }

@@ -46,6 +46,8 @@ struct aq_code_held {
 };
 void aq_code_unloading(uint64_t handle, struct aq_code_held *held);
 void aq_code_unloaded(const struct aq_code_held *held, bool unloaded);
+/* The same for code without a handle in the records, after it was unloaded: uncharge it, but for what its context keeps. */
+void aq_code_give_back(const struct aq_place *place, uint64_t bytes);
 
 /* A context of the device began: the old baseline of the process no longer holds. */
 void aq_code_context_begun(int device);

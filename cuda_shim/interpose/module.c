@@ -99,7 +99,7 @@ static bool undo(const struct load_call *call, const struct aq_place *place, uin
 	bool unloaded = unload(call);
 
 	if (unloaded) {
-		aq_uncharge(place->device, AQ_MODULE, charged);
+		aq_code_give_back(place, charged);
 	} else {
 		aq_charge_taken(place->device, AQ_MODULE, doubt);
 		aq_code_hold((uintptr_t)call->made, place, charged + doubt);

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests of the scheduler to the Kubernetes API: pods and bindings, events, the lease. ``aiohttp_transport`` says how they fail."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from itertools import count, islice
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -26,11 +27,6 @@ MAX_PAGES: Final = 25
 
 class _PageMetadata(msgspec.Struct):
     continue_: str | None = msgspec.field(default=None, name="continue")
-
-
-class _PodPage(msgspec.Struct):
-    metadata: _PageMetadata
-    items: list[PodObject] | None = None
 
 
 class _Ended(msgspec.Struct, rename="camel"):
@@ -61,13 +57,13 @@ class _EndedPod(PodObject):
         return max((end.timestamp() for end in ends if end is not None), default=None)
 
 
-class _EndedPodPage(msgspec.Struct):
+class _PodPage(msgspec.Struct):
     metadata: _PageMetadata
     items: list[_EndedPod] | None = None
 
 
 class KubePods:
-    """Implements ``ports.PodApi`` and ``ports.EndedPodApi``."""
+    """Implements ``ports.PodApi``, ``ports.NominationApi`` and ``ports.EndedPodApi``."""
 
     def __init__(self, connection: KubeConnection) -> None:
         self._connection = connection
@@ -88,50 +84,52 @@ class KubePods:
             data = await self._connection.request("GET", pod_path(namespace, name))
         except KubeNotFoundError:
             return None
-        try:
-            return pod_facts(msgspec.json.decode(data, type=PodObject))
-        except (AliquotError, msgspec.DecodeError) as exc:
-            raise KubeApiError(f"the API replied with a pod that cannot be read: {exc}") from exc
+        return _facts(decode_reply(data, PodObject, "a pod"))
 
     async def succeeded_pods(self, namespace: str) -> Sequence[PodFacts]:
         """See ``ports.PodApi``; the event loop runs on between pages."""
-        options = {"fieldSelector": f"status.phase={SUCCEEDED}", "limit": str(PAGE_SIZE)}
-        pods: list[PodFacts] = []
-        while True:
-            path = with_options(namespaced("pods", namespace), **options)
-            data = await self._connection.request("GET", path, seconds=LIST_SECONDS)
-            try:
-                page = msgspec.json.decode(data, type=_PodPage)
-                pods += map(pod_facts, page.items or ())
-            except (AliquotError, msgspec.DecodeError) as exc:
-                raise KubeApiError(f"the API replied with pods that cannot be read: {exc}") from exc
-            if not page.metadata.continue_:
-                return pods
-            options["continue"] = page.metadata.continue_
+        return [_facts(item) async for page in self._pages(namespaced("pods", namespace), SUCCEEDED) for item in page]
 
     async def ended_pods(self) -> Sequence[EndedPod]:
         """See ``ports.EndedPodApi``; at most MAX_PAGES pages of each phase are read, and the event loop runs on between them."""
         found: list[EndedPod] = []
         for phase in ENDED:
-            options = {"fieldSelector": f"status.phase={phase}", "limit": str(PAGE_SIZE)}
-            for _ in range(MAX_PAGES):
-                data = await self._connection.request("GET", with_options("/api/v1/pods", **options), seconds=LIST_SECONDS)
-                page = decode_reply(data, _EndedPodPage, "ended pods")
-                found += _with_gpus(page.items or ())
-                if not page.metadata.continue_:
-                    break
-                options["continue"] = page.metadata.continue_
+            async for page in self._pages("/api/v1/pods", phase, MAX_PAGES):
+                found += _with_gpus(page)
         return sorted(found, key=lambda one: one.ended_at)
+
+    async def _pages(self, path: str, phase: str, most: int | None = None) -> AsyncIterator[Sequence[_EndedPod]]:
+        """Yield the pods of a phase, page by page. Raises KubeApiError."""
+        options = {"fieldSelector": f"status.phase={phase}", "limit": str(PAGE_SIZE)}
+        for _ in islice(count(), most):
+            data = await self._connection.request("GET", with_options(path, **options), seconds=LIST_SECONDS)
+            page = decode_reply(data, _PodPage, "pods")
+            yield page.items or ()
+            if not page.metadata.continue_:
+                return
+            options["continue"] = page.metadata.continue_
 
     async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
         """See ``ports.PodApi``."""
         patch = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         await self._connection.request("PATCH", pod_path(namespace, name), body=patch, content_type=MERGE_PATCH)
 
+    async def nominate(self, namespace: str, name: str, uid: str, node: str) -> None:
+        """See ``ports.NominationApi``."""
+        patch = {"metadata": {"uid": uid}, "status": {"nominatedNodeName": node or None}}
+        await self._connection.request("PATCH", pod_path(namespace, name, "status"), body=patch, content_type=MERGE_PATCH)
+
     async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
         """See ``ports.PodApi``."""
         body = requests.eviction(namespace, name, uid, dry_run=dry_run)
         await self._connection.request("POST", pod_path(namespace, name, "eviction"), body=body)
+
+
+def _facts(item: PodObject) -> PodFacts:
+    try:
+        return pod_facts(item)
+    except AliquotError as exc:
+        raise KubeApiError(f"the API replied with a pod that cannot be read: {exc}") from exc
 
 
 def _with_gpus(items: Sequence[_EndedPod]) -> Iterator[EndedPod]:

@@ -6,6 +6,8 @@ from typing import Final, TypeVar
 
 CALLS_KEPT: Final = 8
 """How many recent pods and node lists are kept. kube-scheduler sends each of them two or three times in a row."""
+MAX_PODS: Final = 10_000
+"""How many pods are kept for the preemptor: without one they are never taken out."""
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 

@@ -26,7 +26,7 @@ class ClaimHolds:
         self._state = state
         self._pools = pools
         self._unheld: dict[ClaimKey, StoredClaim] = {}
-        """Allocated claims with a device of unknown UUID."""
+        """Allocated claims with a device of unknown GPU."""
 
     def set_claim(self, claim: StoredClaim) -> None:
         """Store a new or changed claim. The watch may show a state from before our own write."""
@@ -74,16 +74,17 @@ class ClaimHolds:
             self._hold(claim)
 
     def use(self, node: str, device: DeviceKey, amounts: Amounts | None, *, states_cores: bool) -> tuple[str, Use] | None:
-        """Return a device's UUID and what amounts of it are, as the state counts them; None for a device of unknown UUID.
+        """Return a device's UUID and what amounts of it are, as the state counts them; None for a device of unknown GPU.
 
         Args: amounts: None for the whole device. states_cores: whether cores are reserved, and not only what others leave.
         """
-        uuid = self._pools.uuids.get(device)
-        if uuid is None:
+        origin = self._pools.origins.get(device)
+        if origin is None:
             return None
         memory, cores = (amounts or {}).get(MEMORY), (amounts or {}).get(CORES)
-        memory_mib = self._memory_mib(node, uuid) if memory is None else int(memory) // units.MIB
-        return uuid, Use(memory_mib, int(cores or 0) if states_cores else 0, 1, int(not states_cores))
+        whole_mib = origin.fixed_mib if origin.fixed_mib is not None else self._memory_mib(node, origin.gpu)
+        memory_mib = whole_mib if memory is None else int(memory) // units.MIB
+        return origin.counted_as, Use(memory_mib, int(cores or 0) if states_cores else 0, 1, int(not states_cores))
 
     def _hold(self, claim: StoredClaim) -> None:
         """Count a claim's devices on the node that has them."""

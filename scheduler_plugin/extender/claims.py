@@ -9,7 +9,7 @@ kube-scheduler itself knows what it has promised. A request with alternatives is
 asks for.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
@@ -17,11 +17,12 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from aliquot import contract
+from aliquot.contract import units
 from aliquot.contract.errors import ContractError
-from aliquot.contract.model import Policy, Preferences
+from aliquot.contract.model import ContainerRequest, Policy, Preferences
 from scheduler_plugin.core.claims.first_fit import MOST_STEPS, Claim, Effort, Request, SearchTooLongError, Taken
 from scheduler_plugin.core.claims.planned import CORES, as_container, as_shares
-from scheduler_plugin.core.claims.pools import Guess, Pools
+from scheduler_plugin.core.claims.pools import Guess, Origin, Pools
 from scheduler_plugin.core.claims.stored import StoredClaim
 from scheduler_plugin.core.cluster.columns import Rows
 from scheduler_plugin.core.cluster.pods import PodFacts, Use
@@ -43,6 +44,8 @@ STEPS_PER_NODE: Final = 20
 
 Taking: TypeAlias = tuple[tuple[Taken, ...], ...]
 """The devices of each request."""
+Parts: TypeAlias = tuple[tuple[RatingQuery, tuple[int, ...]], ...]
+"""Each request as a container that asks for what it gets on a node, and the columns of its GPUs there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,6 @@ class ClaimQuery:
         return any(contract.DRA_DRIVER in expression for request in self.requests for expression in request.selectors)
 
     @property
-    def is_ours_alone(self) -> bool:
-        """Whether each alternative of each request is for GPUs of Aliquot."""
-        alternatives = (one for claim in self.claims for alternatives in claim.requests for one in alternatives)
-        return all(any(contract.DRA_DRIVER in expression for expression in one.selectors) for one in alternatives)
-
-    @property
     def asks(self) -> tuple[RatingQuery, ...]:
         """The same as containers that ask for shares."""
         return tuple(RatingQuery(as_container(one), Preferences(), self.policy, self.demand) for one in self.requests)
@@ -85,8 +82,8 @@ class _Predicted:
     reason: NodeReason
     taking: Taking = ()
     """Empty if the devices are unknown."""
-    columns: Sequence[Sequence[int]] | None = None
-    """Those of the devices; None if the node cannot be rated."""
+    parts: "Parts | None" = None
+    """By what the node is rated; None if it cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +102,8 @@ class _Predictions:
     """What was predicted for some claims, by row. It depends on no CPU and RAM, so pods of many sizes share it."""
 
     class_version: int
+    are_complete: bool
+    """Whether all devices that the claims may get are in the search."""
     by_row: dict[int, _Predicted] = field(default_factory=dict)
     effort: Effort = field(default_factory=Effort)
     """What is left for the present call."""
@@ -168,7 +167,7 @@ class ClaimVerdicts:
 
     def judge(self, pod: PodFacts, query: ClaimQuery) -> Verdict:
         """Judge all nodes for these claims."""
-        self._state.wanted.see(as_shares(replace(pod, gpu=None), query.requests))
+        self._state.wanted.see(as_shares(replace(pod, gpu=None), [ask.request for ask in self._asks(query)]))
         self._shapes.refresh()
         with self._state.without(pod.uid):
             self._state.columns.derive()
@@ -206,7 +205,13 @@ class ClaimVerdicts:
         """Return the UUIDs of the GPUs that a pod's claims have."""
         found = (self.pools.claims.get((pod.namespace, name)) for name in pod.claims)
         parts = (part for claim in found if claim is not None for part in claim.parts or ())
-        return tuple(dict.fromkeys(uuid for part in parts if (uuid := self.pools.uuids.get(part.device)) is not None))
+        return tuple(dict.fromkeys(origin.gpu for part in parts if (origin := self.pools.origins.get(part.device)) is not None))
+
+    def _asks(self, query: ClaimQuery) -> Sequence[RatingQuery]:
+        """Return claims as containers that ask for what they get on some node; before that is known, for shares."""
+        kept = self._predictions.get(query.shapes)
+        known = (found.parts for found in kept.by_row.values() if found.parts is not None) if kept is not None else iter(())
+        return [ask for ask, _ in next(known, ())] or query.asks
 
     def _touch(self, node: str) -> None:
         """Have a node judged again."""
@@ -234,13 +239,14 @@ class ClaimVerdicts:
         """Return what is kept for these claims; nothing if a class changed since."""
         kept = self._predictions.get(query.shapes)
         if kept is None or kept.class_version != self.pools.class_version:
-            kept = _Predictions(self.pools.class_version)
+            requests = (one for claim in query.claims for alternatives in claim.requests for one in alternatives)
+            kept = _Predictions(self.pools.class_version, not self.pools.may_be_common(requests))
         keep(self._predictions, query.shapes, kept, min(MOST_KEPT, MOST_PREDICTED // max(1, self._state.columns.rows) + 1))
         return kept
 
     def _judge(self, uid: str, query: ClaimQuery, rows: Rows, predictions: _Predictions, verdict: Verdict) -> None:
         verdict.reason[rows], verdict.curable[rows], verdict.score[rows], verdict.cost[rows] = NodeReason.NO_GPU.value, False, 0, 0.0
-        rated: dict[int, Sequence[Sequence[int]]] = {}
+        rated: dict[int, Parts] = {}
         for row in rows.tolist():
             if not (node := self._state.names[row]):
                 predictions.by_row.pop(row, None)
@@ -248,24 +254,23 @@ class ClaimVerdicts:
             stamp = (*self.pools.stamp(node, uid), self._state.gpu_node(node))
             found = predictions.by_row.get(row)
             if found is None or found.stamp != stamp:
-                found = predictions.by_row[row] = self._predict(uid, query, row, stamp, predictions.effort)
+                found = predictions.by_row[row] = self._predict(uid, query, row, stamp, predictions)
             verdict.reason[row] = found.reason.value
-            if found.columns is not None:
-                rated[row] = found.columns
+            if found.parts is not None:
+                rated[row] = found.parts
         if rated:
-            self._rate(query, rated, verdict)
+            self._rate(rated, verdict)
 
-    def _predict(self, uid: str, query: ClaimQuery, row: int, stamp: tuple[object, ...], effort: Effort) -> _Predicted:
+    def _predict(self, uid: str, query: ClaimQuery, row: int, stamp: tuple[object, ...], predictions: _Predictions) -> _Predicted:
         """Predict whether claims fit on a node, and the devices that they get."""
-        node = self._state.names[row]
-        is_complete = query.is_ours_alone or not self.pools.has_common  # common devices of other drivers are not searched
+        node, is_complete, effort = self._state.names[row], predictions.are_complete, predictions.effort
         if not self.pools.offers(node):
             return _Predicted(stamp, NodeReason.NOT_CLAIMABLE if is_complete else NodeReason.FITS)
         try:
             found = self.pools.predict(node, query.claims, uid, effort=effort)
             if found is not None:
                 taking = tuple(group for claim, taken in zip(query.claims, found, strict=True) for group in _groups(claim, taken))
-                return _Predicted(stamp, NodeReason.FITS, taking, self._columns(query, taking, row))
+                return _Predicted(stamp, NodeReason.FITS, taking, self._parts(query, taking, row))
             if is_complete and self.pools.predict(node, query.claims, uid, guesses=False, effort=effort) is None:
                 return _Predicted(stamp, self._lacking(query, row))
         except (ContractError, SearchTooLongError):
@@ -278,27 +283,53 @@ class ClaimVerdicts:
         reasons = (int(evaluate(self._state.columns, rows, ask, weights).reason[0]) for ask in query.asks)
         return NodeReason(next((reason for reason in reasons if reason != NodeReason.FITS.value), NodeReason.CLAIMS.value))
 
-    def _columns(self, query: ClaimQuery, taking: Taking, row: int) -> list[list[int]] | None:
-        """Return the columns of the devices of each request; None if the inventory lacks one, or another alternative was taken."""
+    def _parts(self, query: ClaimQuery, taking: Taking, row: int) -> Parts | None:
+        """Return by what a node is rated; None if the inventory lacks a GPU, or another alternative was taken."""
         gpu = self._state.gpu_node(self._state.names[row])
         column_of = {} if gpu is None else {entry.device.uuid: column for column, entry in enumerate(gpu.devices)}
-        found = [[column_of.get(self.pools.uuids.get(taken.device, ""), -1) for taken in group] for group in taking]
-        counts = [request.count for request in query.requests]
-        return found if [len(group) for group in found] == counts and all(-1 not in group for group in found) else None
-
-    def _rate(self, query: ClaimQuery, chosen: Mapping[int, Sequence[Sequence[int]]], verdict: Verdict) -> None:
-        """Rate nodes by the devices that the claims get there."""
-        rows, width = np.array(list(chosen), dtype=np.int64), self._state.columns.width
         parts = []
-        for number, ask in enumerate(query.asks):
-            devices = np.zeros((len(rows), width), dtype=np.bool_)
-            for position, columns in enumerate(chosen.values()):
-                devices[position, columns[number]] = True
-            parts.append((ask, devices))
-        verdict.cost[rows], verdict.score[rows] = self._shapes.rated_on(rows, parts)
+        for request, group in zip(query.requests, taking, strict=True):
+            known = (self.pools.origins.get(taken.device) for taken in group)
+            origins = [origin for origin in known if origin is not None and origin.gpu in column_of]
+            ask = _as_given(request, origins)
+            if ask is None:
+                return None
+            columns = tuple(sorted({column_of[origin.gpu] for origin in origins}))
+            parts.append((RatingQuery(ask, Preferences(), query.policy, query.demand), columns))
+        return tuple(parts)
+
+    def _rate(self, chosen: Mapping[int, Parts], verdict: Verdict) -> None:
+        """Rate nodes by the devices that the claims get there. Rows where the claims get the same are rated together."""
+        width, alike = self._state.columns.width, dict[tuple[RatingQuery, ...], list[int]]()
+        for row, parts in chosen.items():
+            alike.setdefault(tuple(ask for ask, _ in parts), []).append(row)
+        for asks, members in alike.items():
+            rated = []
+            for number, ask in enumerate(asks):
+                devices = np.zeros((len(members), width), dtype=np.bool_)
+                for position, row in enumerate(members):
+                    devices[position, chosen[row][number][1]] = True
+                rated.append((ask, devices))
+            rows = np.array(members, dtype=np.int64)
+            verdict.cost[rows], verdict.score[rows] = self._shapes.rated_on(rows, rated)
 
 
 def _groups(claim: Claim, taken: Sequence[Taken]) -> list[tuple[Taken, ...]]:
     """Return the devices of each request of a claim."""
     names = [alternatives[0].name.partition("/")[0] for alternatives in claim.requests]
     return [tuple(one for one in taken if one.request.partition("/")[0] == name) for name in names]
+
+
+def _as_given(request: Request, origins: Sequence[Origin]) -> ContainerRequest | None:
+    """Return a request as a container that asks for these devices; None if they are not all of it, or of several kinds."""
+    if len(origins) != request.count:
+        return None
+    (kind, *others), on_gpu = {(origin.fixed_mib, origin.profile) for origin in origins}, Counter(origin.gpu for origin in origins)
+    (several, *uneven), (fixed_mib, profile) = set(on_gpu.values()), kind
+    if others or uneven:
+        return None
+    if profile:
+        return ContainerRequest(request.name, mig=((profile, request.count),))
+    if fixed_mib is None:
+        return as_container(request) if several == 1 else None
+    return ContainerRequest(request.name, len(on_gpu), request.count * fixed_mib * units.MIB)

@@ -59,6 +59,7 @@ class ExtenderContext:
         cls, state: ClusterState, rules: Rules, clock: Clock, *, soft_seconds: float = 10.0, gang_seconds: float = 60.0
     ) -> "ExtenderContext":
         """Join the parts. Args: soft_seconds: as for ``Reservations``. gang_seconds: as for ``Gangs``."""
+        state.utilizations.weigh(rules.weights)
         shapes, requests, nodes = Shapes(state, rules.weights), PodRequests(), NodeLists(state)
         verdicts = Verdicts(state, shapes, requests, rules.default_policy)
         planner = Planner(state, shapes, rules.default_policy, requests)

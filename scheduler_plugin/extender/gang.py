@@ -17,6 +17,7 @@ member is deleted in that moment, fewer than the minimum can run.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState, Stage
 from scheduler_plugin.core.gang.plan import Planner, Steps, finish
 from scheduler_plugin.core.gang.standing import is_full, is_placed, is_ready, may_still_start, members_of, outside, spread
+from scheduler_plugin.extender.cache import MAX_PODS, keep
 from scheduler_plugin.extender.gang_backoff import FailedPlan, FailedPlans, FailedSearches, Key
 
 WAIT_SECONDS: Final = 3.0
@@ -101,13 +103,17 @@ class Gangs:
         self._searches = FailedSearches(planner)
         self.has_seat: Callable[[str], bool] = lambda _: False
         """Whether the pod of a UID has taken a seat of its workload (``workload_seats``)."""
-        self.unhelped: dict[str, frozenset[str]] = {}
+        self.unhelped: OrderedDict[str, frozenset[str]] = OrderedDict()
         """By the UID of a member for which the pods of one node are not enough, the nodes that kube-scheduler proposed to free."""
 
     @property
     def waiting(self) -> int:
         """How many gangs hold room and are not complete."""
         return len(self.attempts.running)
+
+    def note_unhelped(self, uid: str, nodes: frozenset[str]) -> None:
+        """Note the nodes that kube-scheduler proposed to free for a member."""
+        keep(self.unhelped, uid, nodes, MAX_PODS)
 
     # --- filter: a place for each member ---
 

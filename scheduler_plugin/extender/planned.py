@@ -22,7 +22,7 @@ from aliquot import contract
 from aliquot.contract.errors import ContractError
 from scheduler_plugin.core.admit.nodes import NodeDirectory, rules_of
 from scheduler_plugin.core.claims.first_fit import Claim, Device, Request, SearchTooLongError, Taken
-from scheduler_plugin.core.claims.planned import CORES, PlannedPod, as_shares
+from scheduler_plugin.core.claims.planned import CORES, PlannedPod, as_container, as_shares
 from scheduler_plugin.core.claims.pools import Pools, node_of
 from scheduler_plugin.core.claims.selecting import meets
 from scheduler_plugin.core.claims.stored import StoredClaim
@@ -136,7 +136,7 @@ class ClaimPlacer:
         if not any(ours):
             return None
         requests = [alternatives[0] for claim in claims for alternatives in claim.requests]
-        shares = as_shares(pod.facts, requests)
+        shares = as_shares(pod.facts, map(as_container, requests))
         try:
             nodes = self._nodes_for(pod, found, excluded)
         except msgspec.ValidationError as exc:

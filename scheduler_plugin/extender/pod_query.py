@@ -45,7 +45,8 @@ class PodQueries:
         if query is None:
             query = self._parse(wire.decode_pod(raw))
             keep(self._by_text, text, query)
-        return query
+        used = self._verdicts.utilization_of(query.pod)  # it may have changed since the pod was read
+        return query if used == query.shape.used else replace(query, shape=replace(query.shape, used=used))
 
     def _parse(self, pod: PodFacts) -> PodQuery:
         requests = self._verdicts.requests

@@ -118,7 +118,7 @@ async def choose_victims(context: ExtenderContext, body: bytes) -> bytes:
     own = gang_of_pod(pod)
     gang = own if len(members) > 1 else None
     if gang is not None:
-        context.gangs.unhelped[pod.uid] = frozenset(chosen)
+        context.gangs.note_unhelped(pod.uid, frozenset(chosen))
         proposed = {node: proposed[node] for node in context.gangs.nodes_to_search(pod, gang, chosen)}
         if not proposed:
             return wire.preempt_result({})

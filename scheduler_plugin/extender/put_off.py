@@ -6,16 +6,14 @@ after a change that it can see, or after minutes. So the preemptor ends the pods
 nodes ends only by our own evictions, so the preemptor looks at it at once.
 """
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Final
 
 from scheduler_plugin.core.cluster.durations import may_end_from
 from scheduler_plugin.core.cluster.pods import PodFacts
-
-MAX_PODS: Final = 10_000
-"""Pods that are kept of each kind: without a preemptor they are never taken out."""
+from scheduler_plugin.extender.cache import MAX_PODS, keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +27,19 @@ class PutOff:
     """These pods, with the nodes that kube-scheduler proposed."""
 
     def __init__(self) -> None:
-        self._later: dict[str, _Later] = {}
+        self._later: OrderedDict[str, _Later] = OrderedDict()
         """By UID."""
-        self._at_once: dict[str, tuple[str, ...]] = {}
+        self._at_once: OrderedDict[str, tuple[str, ...]] = OrderedDict()
         """Nodes by UID."""
 
     def until(self, uid: str, moment: float, nodes: Iterable[str]) -> None:
         """Note when pods may end for a pod. Args: moment: in seconds since 1970."""
-        self._later[uid] = _Later(moment, tuple(nodes))
-        if len(self._later) > MAX_PODS:
-            del self._later[next(iter(self._later))]
+        keep(self._later, uid, _Later(moment, tuple(nodes)), MAX_PODS)
 
     def at_once(self, uid: str, nodes: Collection[str]) -> None:
         """Note nodes on which pods may end for a pod now, by our own evictions only."""
         if nodes:
-            self._at_once[uid] = tuple(nodes)
-        if len(self._at_once) > MAX_PODS:
-            del self._at_once[next(iter(self._at_once))]
+            keep(self._at_once, uid, tuple(nodes), MAX_PODS)
 
     def until_victims_may_end(self, uid: str, proposed: Mapping[str, Iterable[PodFacts]], now: float) -> None:
         """Note when the first of several nodes may be freed, if that is not now. Args: proposed: by node, the pods to end."""
@@ -58,5 +52,5 @@ class PutOff:
         due = {uid: later.nodes for uid, later in self._later.items() if later.moment <= now}
         for uid in due:
             del self._later[uid]
-        at_once, self._at_once = self._at_once, {}
-        return at_once | due
+        at_once, self._at_once = self._at_once, OrderedDict()
+        return {**at_once, **due}

@@ -60,6 +60,11 @@ class Seats:
         seat = next((seat for seat in self._seats if seat.taken_by == pod.uid), None) or self._take(pod)
         return None if seat is None else self._state.row_of(seat.node)
 
+    def wait_for(self, pod: PodFacts) -> bool:
+        """Whether a seat may be meant for a pod: one of its controller's pods moves."""
+        controllers = {(seat.pod.namespace, seat.pod.controller_uid) for seat in self._seats}
+        return bool(pod.controller_uid) and (pod.namespace, pod.controller_uid) in controllers
+
     def _take(self, pod: PodFacts) -> Seat | None:
         """Give a pod the first seat that waits for one like it, unless the pod is being bound."""
         known = self._state.reservations.get(pod.uid)

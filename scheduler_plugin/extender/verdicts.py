@@ -2,9 +2,10 @@
 """Judges all nodes for a pod, and brings the verdict that the next pod probably needs up to date in advance."""
 
 from collections import OrderedDict, deque
+from itertools import chain, islice
 from typing import Final
 
-from aliquot.contract.model import PodRequest, Policy
+from aliquot.contract.model import PodRequest, Policy, Utilization
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.requests import PodRequests
 from scheduler_plugin.core.cluster.state import ClusterState
@@ -44,13 +45,28 @@ class Verdicts:
 
     def shape_of(self, pod: PodFacts, request: PodRequest) -> PodShape:
         """Reduce a pod to what verdicts depend on."""
-        return PodShape.of(request, self.default_policy, HostDemand(pod.cpu_milli, pod.memory_mib))
+        demand, used = HostDemand(pod.cpu_milli, pod.memory_mib), self._state.utilizations.of(pod)
+        return PodShape.of(request, self.default_policy, demand, used)
+
+    def utilization_of(self, pod: PodFacts) -> Utilization:
+        """Return what a pod will probably use of each of its GPUs, as far as that counts."""
+        return self._state.utilizations.of(pod)
 
     def expect(self, pod: PodFacts) -> None:
         """Note a new pod that waits for a node: kube-scheduler takes pods by priority, and equal ones in the order of the watch."""
         if pod.gpu is not None:
             self._queue.setdefault(pod.priority, OrderedDict())[pod.uid] = pod
+            self.foretell(pod)
+
+    def foretell(self, pod: PodFacts) -> None:
+        """Note a pod that the watch has not shown yet: only its shape matters."""
+        if pod.gpu is not None:
             self._unread.append(pod)
+
+    def next_pods(self, count: int) -> list[PodFacts]:
+        """Return the pods that kube-scheduler takes next, in its order, at most ``count``."""
+        queues = (self._queue[priority] for priority in sorted(self._queue, reverse=True))
+        return list(islice(chain.from_iterable(queue.values() for queue in queues), count))
 
     def prepare(self) -> bool:
         """Judge in advance, in pieces: changed nodes for the pod that probably comes next, then all nodes for a new shape among the pods

@@ -17,10 +17,11 @@ from typing import Final
 from aliquot.contract.model import PodRequest
 from aliquot.kube.errors import KubeApiError
 from scheduler_plugin.core.backfill.hold import Hold
-from scheduler_plugin.core.backfill.lifetimes import Template, ages_by_template, usual_end
+from scheduler_plugin.core.backfill.lifetimes import ages_by_template, usual_end
 from scheduler_plugin.core.backfill.search import ending_order, find_hold, importance
 from scheduler_plugin.core.cluster.gang import gang_of_pod
 from scheduler_plugin.core.cluster.journal import Snapshot
+from scheduler_plugin.core.cluster.pod_template import Template
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.fit.shapes import PodShape

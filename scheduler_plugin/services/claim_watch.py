@@ -13,8 +13,9 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from aliquot.kube.errors import KubeApiError
+from aliquot.kube.errors import KubeApiError, KubeRefusedError
 from scheduler_plugin.core.claims.stored import StoredClaim
+from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.fit.judge import reasons_for
 from scheduler_plugin.extender.claims import ClaimVerdicts, Refusal
@@ -25,6 +26,8 @@ from scheduler_plugin.services.retry_mark import RetryMark
 logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 0.25
+FAILED_SECONDS: Final = 5.0
+"""Until the next try after the API server did not take an annotation."""
 SHOWN_SECONDS: Final = 60.0
 """After this time the watch has shown each pod that kube-scheduler asked about, if it exists."""
 _T = TypeVar("_T")
@@ -128,6 +131,7 @@ class ClaimRetry:
         self._api = api
         self._leads = leads
         self._seen_count = -1
+        self._rests_until = 0.0
         self._mark = RetryMark(context)
 
     async def run(self) -> None:
@@ -140,13 +144,17 @@ class ClaimRetry:
         """Look once."""
         state, claims = self._context.state, self._context.claims
         change_count = state.columns.change_count
-        if not claims.refused or not self._leads() or change_count == self._seen_count:
+        now = self._context.clock.monotonic()
+        if not claims.refused or not self._leads() or change_count == self._seen_count or now < self._rests_until:
             return
         self._seen_count = change_count  # a change from now on, during calls to the API too, is seen in the next step
         for uid, refusal in list(claims.refused.items()):
             if claims.refused.get(uid) is refusal and self._may_start(refusal):
                 del claims.refused[uid]
-                await self._retry(refusal.pod.namespace, refusal.pod.name, uid)
+                if not await self._retry(refusal.pod):
+                    claims.refused.setdefault(uid, refusal)  # after the others
+                    self._seen_count, self._rests_until = -1, now + FAILED_SECONDS
+                    return
             await asyncio.sleep(0)
 
     def _may_start(self, refusal: Refusal) -> bool:
@@ -159,8 +167,11 @@ class ClaimRetry:
         verdict = claims.verdict(refusal.pod)
         return verdict is None or bool((reasons_for(verdict, refusal.rows) == NodeReason.FITS.value).any())
 
-    async def _retry(self, namespace: str, name: str, uid: str) -> None:
+    async def _retry(self, pod: PodFacts) -> bool:
+        """Have a pod tried again; return False if the API server may take the same request later."""
         try:
-            await self._api.annotate(namespace, name, uid, self._mark.annotations())
-        except KubeApiError as exc:  # kube-scheduler itself tries again after some minutes
-            logger.warning("pod not tried again: %s", exc, extra={"pod": f"{namespace}/{name}", "pod_uid": uid})
+            await self._api.annotate(pod.namespace, pod.name, pod.uid, self._mark.annotations())
+        except KubeApiError as exc:
+            logger.warning("pod not tried again: %s", exc, extra={"pod": f"{pod.namespace}/{pod.name}", "pod_uid": pod.uid})
+            return isinstance(exc, KubeRefusedError)
+        return True

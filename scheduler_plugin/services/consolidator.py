@@ -26,7 +26,7 @@ from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.extender.cooperative import MAX_PER_BATCH, in_batches
 from scheduler_plugin.extender.gang_backoff import REST_FACTOR
 from scheduler_plugin.extender.seats import Seat
-from scheduler_plugin.services.move_api import MoveApi
+from scheduler_plugin.services.move_api import MoveApi, Written
 from scheduler_plugin.services.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class Consolidator:
         self._written: set[str] = set()
         """UIDs of pods with an annotation that this process wrote: what the watch shows may be older."""
         self._unclear: set[str] = set()
-        """UIDs of pods for which writing the annotation failed. It may be there all the same, so it is cleared later."""
+        """UIDs of pods for which the outcome of writing the annotation is open. It may be there all the same, so it is cleared later."""
 
     async def run(self) -> None:
         """Consolidate until cancelled."""
@@ -346,13 +346,13 @@ class Consolidator:
         """Write the annotation of a waiting pod; return whether the API took it."""
         self._written.add(pod.uid)
         self._unclear.discard(pod.uid)
-        is_taken = await self._api.write_down(pod, text)
-        if not is_taken:
+        written = await self._api.write_down(pod, text)
+        if written is Written.OPEN:
             self._unclear.add(pod.uid)
-        return is_taken
+        return written is Written.TAKEN
 
     async def _clear(self) -> None:
-        """Clear the annotations of earlier runs for which a request failed, or its answer was lost."""
+        """Clear the annotations of earlier runs for which the answer to a request was lost."""
         self._unclear &= self._context.state.pods.keys()
         for uid in list(self._unclear):
             if (pod := self._context.state.pods.get(uid)) is not None:

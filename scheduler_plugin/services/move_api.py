@@ -5,14 +5,24 @@ An error of the API is logged here; the result says whether a change was made.
 """
 
 import logging
+from enum import Enum, auto
 
 from aliquot import contract
-from aliquot.kube.errors import KubeApiError, KubeConflictError, KubeNotFoundError
+from aliquot.kube.errors import KubeApiError, KubeConflictError, KubeNotFoundError, KubeRefusedError
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.extender.seats import Seat
 from scheduler_plugin.ports import EventApi, PodApi
 
 logger = logging.getLogger(__name__)
+
+
+class Written(Enum):
+    """The result of a write."""
+
+    TAKEN = auto()
+    REFUSED = auto()
+    """Nothing changed, and the same write would be refused again."""
+    OPEN = auto()
 
 
 class MoveApi:
@@ -33,14 +43,14 @@ class MoveApi:
             return False
         return True
 
-    async def write_down(self, pod: PodFacts, text: str) -> bool:
-        """Write the annotation of a waiting pod; return whether the API took it."""
+    async def write_down(self, pod: PodFacts, text: str) -> Written:
+        """Write the annotation of a waiting pod."""
         try:
             await self._pods.annotate(pod.namespace, pod.name, pod.uid, {contract.ANNOTATION_CONSOLIDATION: text})
         except KubeApiError as exc:
             logger.warning("the moves for a pod cannot be written down: %s", exc, extra={"pod": f"{pod.namespace}/{pod.name}"})
-            return False
-        return True
+            return Written.REFUSED if isinstance(exc, KubeRefusedError) else Written.OPEN
+        return Written.TAKEN
 
     async def report_move(self, seat: Seat, waiting: PodFacts, node: str) -> None:
         """Log that a pod was evicted, and write an event of it. Args: waiting, node: the pod that needs the room, and where."""

@@ -53,6 +53,8 @@ HOLD_SECONDS: Final = 30.0
 """How long the pod's reservation lasts; it is renewed while its victims end."""
 FIRST_PAUSE_SECONDS: Final = 5.0
 LAST_PAUSE_SECONDS: Final = 300.0
+COUNTED_SECONDS: Final = 60.0
+"""More than the watch takes to report what an eviction changed in a disruption budget."""
 MAX_TRIED_NODES: Final = 1000
 
 
@@ -116,6 +118,8 @@ class Preemptor:
         self._pauses: dict[str, _Pause] = {}
         """By pod UID."""
         self._gang_pauses = _GangPauses()
+        self._served_decision = False
+        """Whether the last step served a decision."""
 
     async def run(self) -> None:
         """Preempt until cancelled."""
@@ -125,6 +129,7 @@ class Preemptor:
 
     async def step(self) -> None:
         """Follow the moves under way, and serve one more pod."""
+        self._context.budgets.expire_counted(self._context.clock.monotonic())
         if not self._leads():
             self._under_way.clear()
             return
@@ -136,14 +141,16 @@ class Preemptor:
         begun = self._context.clock.monotonic()
         self._expire_pauses(begun)
         decision = await self._next(waiting)
-        if decision is not None:
-            before = self._pauses.get(decision.pod.uid)
-            self._pause(decision.pod, before)
-            await self._serve(decision, 0 if before is None else before.pod_change_count)
-            self._rest_after(begun, decision.pod, self._gang_pauses.serving)
-        else:
-            await self._serve_unhelped(begun)
-            await self._serve_put_off()
+        # In turns: with many waiting pods there is a decision in every step.
+        is_others_turn = decision is None or self._served_decision
+        if (is_others_turn and await self._serve_others(begun)) or decision is None:
+            self._served_decision = False
+            return
+        self._served_decision = True
+        before = self._pauses.get(decision.pod.uid)
+        self._pause(decision.pod, before)
+        await self._serve(decision, 0 if before is None else before.pod_change_count)
+        self._rest_after(begun, decision.pod, self._gang_pauses.serving)
 
     def look_again(self, uid: str) -> None:
         """End a pod's pause, because other victims may help it now."""
@@ -289,10 +296,15 @@ class Preemptor:
         if plan is not None:
             await self._carry_out(plan, pod)
 
-    async def _serve_unhelped(self, begun: float) -> None:
+    async def _serve_others(self, begun: float) -> bool:
+        """Serve pods without a decision; return whether there were any. Then a decision may be old: others may end for its pod."""
+        served = await self._serve_unhelped(begun)
+        return await self._serve_put_off() or served
+
+    async def _serve_unhelped(self, begun: float) -> bool:
         """Make room on several nodes for a member of a gang that kube-scheduler's own filters refuse everywhere, for lack of room in sum.
 
-        kube-scheduler then calls preempt and no filter, so there is no decision on the pod.
+        kube-scheduler then calls preempt and no filter, so there is no decision on the pod. Returns: whether a member was served.
         """
         unhelped = self._context.gangs.unhelped
         for uid, nodes in list(unhelped.items()):
@@ -305,25 +317,46 @@ class Preemptor:
                 if plan is not None and plan.ended and self._may_be_helped(pod):
                     await self._carry_out(plan, pod)
                 self._rest_after(begun, pod, self._gang_pauses.serving)
-                return
+                return True
+        return False
 
-    async def _serve_put_off(self) -> None:
+    async def _serve_put_off(self) -> bool:
         """Make room for pods for which others may end now, but could not when kube-scheduler proposed it.
 
-        Pods that must start together are served above.
+        Pods that must start together are served above. Returns: whether pods were due; those for which the time is over are tried later.
         """
-        for uid, nodes in self._context.put_off.take_due(self._context.clock.now()).items():
-            best: EvictionPlan | None = None
-            for node in nodes[:MAX_TRIED_NODES]:
-                await asyncio.sleep(0)
-                pod = self._context.state.pods.get(uid)
-                if pod is None or not self._may_be_helped(pod) or len(members_with(self._context, pod)) != 1:
-                    break
-                plan = plan_eviction(self._context, pod, node, self._evictions.refused)
-                if plan is not None and plan.ended and (best is None or plan.cost < best.cost):
-                    best = plan
+        pods, begun = self._context.state.pods, self._context.clock.monotonic()
+        due = self._context.put_off.take_due(self._context.clock.now())
+        for uid in sorted(due.keys() & pods.keys(), key=lambda uid: -pods[uid].priority):
+            if self._is_late(begun):
+                self._context.put_off.at_once(uid, due[uid])
+                continue
+            best = await self._best_of(uid, due[uid][:MAX_TRIED_NODES], begun)
             if best is not None and (waiting := self._context.state.pods.get(uid)) is not None:
                 await self._carry_out(best, waiting)
+        return bool(due)
+
+    async def _best_of(self, uid: str, nodes: Iterable[str], begun: float) -> EvictionPlan | None:
+        """Return the cheapest plan for a pod that starts alone, as far as the time suffices; None if no pod may end for it."""
+        best: EvictionPlan | None = None
+        for node in nodes:
+            await asyncio.sleep(0)
+            pod = self._context.state.pods.get(uid)
+            if pod is None or not self._may_be_helped(pod) or len(members_with(self._context, pod)) != 1:
+                return None
+            plan = plan_eviction(self._context, pod, node, self._evictions.refused)
+            if plan is not None and plan.ended and (best is None or plan.cost < best.cost):
+                best = plan
+            if self._is_late(begun, found=best is not None):
+                break
+        return best
+
+    def _is_late(self, begun: float, *, found: bool = False) -> bool:
+        """Whether a search that began then ends now: reservations of moves under way must be renewed in time.
+
+        Args: found: whether there is a plan.
+        """
+        return self._context.clock.monotonic() - begun > (ENOUGH_SECONDS if found else LAST_SECONDS)
 
     def _may_be_helped(self, pod: PodFacts) -> bool:
         """Whether a pod waits, may preempt, and no pod ends for it yet."""
@@ -364,9 +397,7 @@ class Preemptor:
                 best = plan if best is None or plan.cost < best.cost else best
                 if not plan.ended:
                     break  # pods that are ending already make enough room, and no plan costs less
-            # Reservations of moves under way must be renewed in time.
-            is_late = self._context.clock.monotonic() - begun > (LAST_SECONDS if best is None else ENOUGH_SECONDS)
-            if helpful == ENOUGH_NODES or tried == MAX_TRIED_NODES or is_late:
+            if helpful == ENOUGH_NODES or tried == MAX_TRIED_NODES or self._is_late(begun, found=best is not None):
                 break
             await asyncio.sleep(0)
         return best
@@ -411,7 +442,7 @@ class Preemptor:
 
     def _note_granted(self, victim: PodFacts) -> None:
         """Count a pod as ending, and in its budgets, before the watch reports it: the next plan may be made earlier."""
-        self._context.budgets.note_eviction(victim)
+        self._context.budgets.count_eviction(victim, self._context.clock.monotonic() + COUNTED_SECONDS)
         pod = self._context.state.pods.get(victim.uid)
         if pod is not None and not pod.deletion_requested:
             self._context.state.set_pod(replace(pod, deletion_requested=True))

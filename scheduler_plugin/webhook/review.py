@@ -78,6 +78,7 @@ class Reviews:
         grouper: Callable[[Normaliser], Grouper] | None = None,
         claims: ClaimTemplateMaker | None = None,
         allocation: AllocationRule | None = None,
+        on_valid: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
         """Make them.
 
@@ -87,7 +88,9 @@ class Reviews:
             grouper: makes what finds gangs in other objects, under some rules; None if they are not found there.
             claims: makes what pods with claims need; None where no amounts become claims.
             allocation: which pods' amounts become claims; None: all.
+            on_valid: called with each new pod as it will be stored, unless it is refused.
         """
+        self._on_valid = on_valid
         self._allocation = allocation
         self._claims = claims
         self._adopting = replace(normaliser, adopts=True)
@@ -220,6 +223,8 @@ class Reviews:
                 refusal = _unready(await self._rules_for(request.object, request.namespace, normaliser), request.object)
             except RequestError as exc:
                 refusal = str(exc)
+            if not refusal:
+                self._on_valid(request.object)
         return self._answer(request.uid, "refused" if refusal else "valid", refusal=refusal)
 
     def _answer(

@@ -11,6 +11,7 @@ from scheduler_plugin.adapters.kube import KubeEvents, KubePods
 from scheduler_plugin.adapters.kube_claims import KubeClaims
 from scheduler_plugin.adapters.kube_templates import KubeTemplates
 from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.extender.bind import Binder
 from scheduler_plugin.extender.planned import ClaimPlacer
 from scheduler_plugin.services.backfiller import Backfiller
@@ -25,13 +26,15 @@ from scheduler_plugin.services.explainer import Explainer
 from scheduler_plugin.services.gang_restarts import GangRestarts
 from scheduler_plugin.services.move_api import MoveApi
 from scheduler_plugin.services.new_victims import NewVictims
+from scheduler_plugin.services.nominator import Nominator
 from scheduler_plugin.services.preemption_times import PreemptionTimes
-from scheduler_plugin.services.preemptor import Preemptor
+from scheduler_plugin.services.preemptor import COUNTED_SECONDS, Preemptor
 from scheduler_plugin.services.retry import Retry
 from scheduler_plugin.services.succeeded_members import SucceededMembers
 from scheduler_plugin.services.telemetry import Telemetry
+from scheduler_plugin.services.utilization_reader import UtilizationReader
 from scheduler_plugin.services.waiting_events import WaitingEvents
-from scheduler_plugin.settings import Consolidation, Settings
+from scheduler_plugin.settings import Answer, Consolidation, Settings
 from scheduler_plugin.wiring.cluster import Cluster
 from scheduler_plugin.wiring.leaders import Leaders
 
@@ -49,6 +52,7 @@ class Scheduling:
     restarts: GangRestarts
     times: PreemptionTimes
     new_victims: NewVictims
+    nominator: Nominator
     preemptor: Preemptor | None
     """None if the settings switch it off."""
     consolidator: Consolidator | None
@@ -61,11 +65,13 @@ class Scheduling:
     """None where ResourceClaims are not read."""
     planner: ClaimPlanner | None
     """None where ResourceClaims are not read."""
+    utilization: UtilizationReader | None
+    """None if no policy has a weight for interference."""
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """Return the loops to run."""
-        acting = (self.preemptor, self.consolidator, self.backfiller, self.templates, self.claims, self.planner)
-        parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, *acting)
+        acting = (self.preemptor, self.consolidator, self.backfiller, self.templates, self.claims, self.planner, self.utilization)
+        parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, self.nominator, *acting)
         return [part.run() for part in parts if part is not None]
 
 
@@ -79,6 +85,7 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     retry = Retry(context, pods, lambda: leaders.decides, lambda: watch.caught_up_at(Source.PODS), telemetry, settings.scheduler_name)
     preemptor = Preemptor(context, pods, events_api, retry.retry_pod, lambda: leaders.decides, telemetry)
     new_victims = NewVictims(context, retry.retry_pod, lambda: retry.undecided, preemptor.look_again, lambda: leaders.decides)
+    nominator = Nominator(context, pods, lambda: leaders.decides and settings.answer is Answer.ONE, settings.scheduler_name)
     succeeded = SucceededMembers(context, pods, lambda: leaders.decides)
     restarts = GangRestarts(context, pods, events_api, lambda: leaders.decides)
     times = PreemptionTimes(context, retry.retry_pod, lambda: leaders.decides)
@@ -86,6 +93,7 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     def note_decision(decision: Decision) -> None:
         telemetry.count_decision(decision)
         events.note(decision)
+        nominator.note(decision)
 
     context.log.on_decision = note_decision
     context.log.on_invalid = telemetry.count_invalid
@@ -108,8 +116,11 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
         watch.on_ended = holding.learn
     templates = ClaimTemplates(KubeTemplates(connection), cluster.clock, lambda: leaders.decides) if settings.translate_to_claims else None
     claims = ClaimRetry(context, pods, lambda: leaders.decides) if cluster.claims is not None else None
-    loops = (preempting, moving, holding, templates, claims, make_planner(settings, connection, cluster, leaders, telemetry))
-    return Scheduling(telemetry, binder, explainer, retry, events, succeeded, restarts, times, new_victims, *loops)
+    planner = make_planner(settings, connection, cluster, leaders, telemetry)
+    reader = UtilizationReader(context.state) if context.state.utilizations.matter else None
+    loops = (retry, events, succeeded, restarts, times, new_victims, nominator)
+    acting = (preempting, moving, holding, templates, claims, planner)
+    return Scheduling(telemetry, binder, explainer, *loops, *acting, reader)
 
 
 def make_planner(
@@ -120,7 +131,11 @@ def make_planner(
     if claims is None:
         return None
     pods, events = KubePods(connection), KubeEvents(connection, cluster.clock)
-    evictions = Evictions(pods, events, cluster.clock, telemetry, context.budgets.note_eviction) if settings.gpu_preemption else None
+
+    def count(victim: PodFacts) -> None:
+        context.budgets.count_eviction(victim, cluster.clock.monotonic() + COUNTED_SECONDS)
+
+    evictions = Evictions(pods, events, cluster.clock, telemetry, count) if settings.gpu_preemption else None
 
     def knows_all() -> bool:
         since = leaders.term

@@ -87,6 +87,9 @@ class Servers:
         self._scheduling = scheduling
         self._certificates = certificates
         self._prometheus = Prometheus(settings.prometheus_url) if settings.prometheus_url else None
+        self._verbs = ExtenderVerbs(
+            cluster.context, scheduling.binder, leaders, scheduling.telemetry, scheduling.nominator, settings.answer
+        )
         self.by_name = {"extender": self._extender()}
         if settings.webhook_address:
             self.by_name["webhook"] = self._webhook()
@@ -105,16 +108,17 @@ class Servers:
         settings, files = self._settings, self._certificates.files
         host, port = split_address("extenderAddress", settings.extender_address)
         tls = TlsFiles(files.certificate, files.key, Path(settings.client_ca_file)) if files and settings.client_ca_file else None
-        verbs = ExtenderVerbs(self._cluster.context, self._scheduling.binder, self._leaders, self._scheduling.telemetry, settings.answer)
-        self._cluster.watch.on_waiting = verbs.expect
-        return HttpServer(host, port, verbs=verbs.by_path(), max_body_bytes=settings.max_body_mib * units.MIB, tls=tls)
+        self._cluster.watch.on_waiting = self._verbs.expect
+        return HttpServer(host, port, verbs=self._verbs.by_path(), max_body_bytes=settings.max_body_mib * units.MIB, tls=tls)
 
     def _webhook(self) -> HttpServer:
         host, port = split_address("webhookAddress", self._settings.webhook_address)
         certificates = self._certificates
         tls = certificates.files if certificates.controller is None else certificates.serving.context
         scheduling = self._scheduling
-        verbs = webhook_verbs(self._settings, self._cluster.context, scheduling.telemetry, self._objects, scheduling.templates)
+        verbs = webhook_verbs(
+            self._settings, self._cluster.context, scheduling.telemetry, self._objects, scheduling.templates, self._verbs.foretell
+        )
         return HttpServer(host, port, verbs=verbs, max_body_bytes=WEBHOOK_BODY_BYTES, tls=tls)
 
     def _dashboard(self) -> HttpServer:

@@ -7,12 +7,17 @@ their replies that this replica does not decide now.
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
+
+import msgspec
 
 from aliquot import contract
+from aliquot.contract.errors import AliquotError
 from aliquot.contract.features import Gate
 from aliquot.contract.model import Allocation, Device
 from aliquot.placement import mig
 from scheduler_plugin.adapters.http import Verb
+from scheduler_plugin.core.cluster.objects import PodObject, pod_facts
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.fit.columnar import device_sizes
@@ -26,6 +31,7 @@ from scheduler_plugin.extender.preempt import choose_victims
 from scheduler_plugin.extender.prioritize import prioritize_nodes
 from scheduler_plugin.ports import ObjectApi
 from scheduler_plugin.services.claim_templates import ClaimTemplates
+from scheduler_plugin.services.nominator import Nominator
 from scheduler_plugin.services.telemetry import Call, Telemetry
 from scheduler_plugin.settings import Answer, GangsFromOwners, Settings
 from scheduler_plugin.webhook.allocation import AllocationRule
@@ -39,18 +45,31 @@ from scheduler_plugin.wiring.leaders import Leaders
 class ExtenderVerbs:
     """filter, prioritize, preempt and bind."""
 
-    def __init__(self, context: ExtenderContext, binder: Binder, leaders: Leaders, telemetry: Telemetry, answer: Answer) -> None:
+    def __init__(
+        self, context: ExtenderContext, binder: Binder, leaders: Leaders, telemetry: Telemetry, nominator: Nominator, answer: Answer
+    ) -> None:
         self._context = context
         self._answer = answer
         self._binder = binder
         self._leaders = leaders
         self._telemetry = telemetry
+        self._nominator = nominator
         self._idle = IdleWorker(context.prepare)
 
     def expect(self, pod: PodFacts) -> None:
         """Prepare for the calls for a new pod. kube-scheduler often has other pods to place first."""
         self._context.workload_seats.take(pod)
         self._context.verdicts.expect(pod)
+        self._nominator.expect(pod)
+        self._idle.wake()
+
+    def foretell(self, pod: Mapping[str, Any]) -> None:
+        """Prepare for a pod that the API server is about to store: the watch reports it some milliseconds later."""
+        try:
+            facts = pod_facts(msgspec.convert(pod, PodObject))
+        except (AliquotError, msgspec.ValidationError):
+            return  # filter says what is wrong
+        self._context.verdicts.foretell(facts)
         self._idle.wake()
 
     def by_path(self) -> Mapping[str, Verb]:
@@ -74,6 +93,7 @@ class ExtenderVerbs:
         args = wire.decode_args(body)
         await plan_ahead(self._context, args)
         reply = filter_nodes(self._context, args, self._context.clock.now(), self._answer)
+        self._nominator.wake()  # the queue is shorter by one
         self._idle.wake()  # kube-scheduler calls bind next if one node fits
         return reply
 
@@ -93,9 +113,14 @@ class ExtenderVerbs:
 
 
 def webhook_verbs(
-    settings: Settings, context: ExtenderContext, telemetry: Telemetry, objects: ObjectApi, templates: ClaimTemplates | None
+    settings: Settings,
+    context: ExtenderContext,
+    telemetry: Telemetry,
+    objects: ObjectApi,
+    templates: ClaimTemplates | None,
+    on_valid: Callable[[Mapping[str, Any]], None],
 ) -> Mapping[str, Verb]:
-    """Return the webhook's verbs by path."""
+    """Return the webhook's verbs by path. Args: on_valid: as for ``Reviews``."""
     normaliser = replace(make_normaliser(settings, context.state), as_claims=templates is not None)
 
     def grouper(rules: Normaliser) -> Grouper:
@@ -107,7 +132,7 @@ def webhook_verbs(
         return (node.allocation for node in context.state.gpu_nodes())
 
     rule = AllocationRule(allocations, objects, context.clock.monotonic, context.claims.is_our_class)
-    return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption, found_in_owners, templates, rule).by_path()
+    return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption, found_in_owners, templates, rule, on_valid).by_path()
 
 
 def make_normaliser(settings: Settings, state: ClusterState) -> Normaliser:

@@ -111,6 +111,44 @@ static void raised_limits_cost_memory(void)
 	CHECK_EQUAL(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 1000 * GIB), CUDA_ERROR_OUT_OF_MEMORY);
 }
 
+#define CALLS(declaration) ".version 8.0\n.extern .func " declaration "\n.entry work()\n{ ret; }\n"
+
+/* The first code that needs them brings them, and the context keeps them. */
+static void heap_and_print_buffer_come_with_code(void)
+{
+	static const char allocates[] = CALLS("(.param .b64 func_retval0) malloc"), prints[] = CALLS("(.param .b32 func_retval0) vprintf");
+	CUmodule modules[3];
+	CUcontext context = test_context(0);
+	uint64_t before = test_used(0);
+	OK(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 20 * MIB));
+	CHECK_EQUAL(test_used(0) - before, 12 * MIB);
+	for (unsigned i = 0; i < 2; i++)
+		OK(cuModuleLoadData(&modules[i], allocates));
+	CHECK_EQUAL(test_used(0) - before, 20 * MIB + 2 * MIB);
+	CHECK_EQUAL(cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, 8 * MIB), CUDA_ERROR_INVALID_VALUE);
+	OK(cuCtxSetLimit(CU_LIMIT_PRINTF_FIFO_SIZE, 6 * MIB));
+	OK(cuModuleLoadData(&modules[2], prints));
+	CHECK_EQUAL(cuCtxSetLimit(CU_LIMIT_PRINTF_FIFO_SIZE, 8 * MIB), CUDA_ERROR_INVALID_VALUE);
+	for (unsigned i = 0; i < COUNT(modules); i++)
+		OK(cuModuleUnload(modules[i]));
+	CHECK_EQUAL(test_used(0) - before, 26 * MIB);
+	OK(cuCtxDestroy_v2(context));
+	CHECK_EQUAL(test_used(0), 0);
+}
+
+static void code_without_room_for_its_heap_is_refused(void)
+{
+	CUdeviceptr pointer;
+	CUmodule module;
+	size_t free_bytes, total_bytes;
+	test_context(0);
+	OK(cuMemGetInfo_v2(&free_bytes, &total_bytes));
+	OK(cuMemAlloc_v2(&pointer, free_bytes - 6 * MIB));
+	CHECK_EQUAL(cuModuleLoadData(&module, CALLS("free")), CUDA_ERROR_SHARED_OBJECT_INIT_FAILED);
+	OK(cuMemFree_v2(pointer));
+	OK(cuModuleLoadData(&module, CALLS("free")));
+}
+
 static void a_fill_brings_managed_pages_to_its_device(void)
 {
 	CUdeviceptr pointer;
@@ -1209,6 +1247,8 @@ static const struct test_case cases[] = {
 	CASE(capacity_cannot_be_exceeded, "t4x2"),
 	CASE(pitch_makes_narrow_rows_expensive, "t4x2"),
 	CASE(raised_limits_cost_memory, "t4x2"),
+	CASE(heap_and_print_buffer_come_with_code, "t4x2"),
+	CASE(code_without_room_for_its_heap_is_refused, "t4x2"),
 	CASE(a_fill_brings_managed_pages_to_its_device, "t4x2"),
 	CASE(a_kernel_brings_managed_pages_to_its_device, "t4x2"),
 	CASE(stacks_grow_to_what_a_launched_kernel_needs, "t4x2"),

@@ -31,6 +31,8 @@ AT_ONCE = (1, 16, 110)
 TARGETS_SECONDS = {1: 0.050, 110: 0.250}
 """99th percentile of a call, by the number of calls at once."""
 CLAIM_MIB = 1024
+IN_MEMORY = ("run", "run-cdi")
+"""What is below ``/run`` on a node, which is in memory. The ledger is on a disk."""
 PREPARE = f"/{DRIVER_PACKAGES[0]}.DRAPlugin/NodePrepareResources"
 UNPREPARE = f"/{DRIVER_PACKAGES[0]}.DRAPlugin/NodeUnprepareResources"
 
@@ -38,7 +40,10 @@ UNPREPARE = f"/{DRIVER_PACKAGES[0]}.DRAPlugin/NodeUnprepareResources"
 async def measure(claims: int) -> list[Figure]:
     """Prepare and release as many claims with each number of calls at once."""
     figures = []
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        for name in IN_MEMORY:
+            (Path(memory) / name).mkdir()
+            (Path(directory) / name).symlink_to(Path(memory) / name)
         async with dra_node(Path(directory), "--log-level=warning") as (node, kubelet):
             async with grpc.aio.insecure_channel(f"unix:{kubelet.endpoint}") as channel:
                 for at_once in AT_ONCE:

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from aliquot import contract
 from tests.clients.installing import ROOT, Client
 from tests.fakes.container import MIB, Answer, Container, Node, Program
 
@@ -39,6 +40,11 @@ PROFILES = sorted(path.name for path in (ROOT / "simulated_driver/profiles").ite
 def is_limited(container: Container) -> bool:
     """Whether the shim is in the container."""
     return container.interposition != "none"
+
+
+def is_simulated(container: Container) -> bool:
+    """Whether the driver is the simulated one, possibly as this machine's own."""
+    return not container.on_machine or contract.ENV_SIM_DIR in os.environ
 
 
 def total_bytes(container: Container) -> int:

@@ -38,6 +38,7 @@ tell(free=free, total=total, device=must(cu.cuDeviceTotalMem(device)), size=size
 """
 
 
+@pytest.mark.shows("limit", "view", "refusal")
 def test_limit_holds_to_the_byte(client, container, record_property):
     """cuMemAlloc to the last byte; one more is refused"""
     told = run_python(client, container, START + harness.FIT + FILL, harness.fill_step(container)).last
@@ -84,6 +85,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.shows("processes", "kill")
 def test_two_processes_share_limit_and_kill_returns_memory(client, container):
     """two processes under one limit; kill -9 returns the memory"""
     block, kept = harness.fill_step(container)

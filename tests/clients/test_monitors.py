@@ -2,11 +2,13 @@
 """Monitors: what each shows in a container is the container's share and its own processes."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 
 from tests.clients import harness
 from tests.clients.harness import LIMIT_MIB, run_python
+from tests.clients.installing import Client
 from tests.fakes.container import MIB, Container, Node
 
 pytestmark = [pytest.mark.timeout(240)]
@@ -38,7 +40,19 @@ def check_view(node: Node, container: Container, own: int, foreign: int, told: d
     return harness.in_mib(told["total"])
 
 
+def nvtop_screen(client: Client, container: Container) -> str:
+    """Return what nvtop shows."""
+    return harness.on_terminal(client, container, [client.program("nvtop"), "-C", "-p"], harness.QUIT)
+
+
+def go_nvml_processes(client: Client, container: Container) -> dict[int, int]:
+    """Return the bytes of each process that go-nvml's example lists."""
+    printed = harness.run(client, container, [client.program("compute-processes")]).stdout
+    return {int(pid): int(used) for pid, used in re.findall(r"Pid:(\d+) UsedGpuMemory:(\d+)", printed)}
+
+
 @pytest.mark.client("nvitop")
+@pytest.mark.shows("view", "processes")
 def test_nvitop_library_shows_limit_and_own_processes(client, node: Node, container: Container, record_property):
     """library: devices, memory, processes"""
     with harness.own_and_foreign(node, container) as (own, foreign):
@@ -59,6 +73,7 @@ def test_nvitop_program_shows_limit_and_own_processes(client, node: Node, contai
 
 
 @pytest.mark.client("py3nvml")
+@pytest.mark.shows("view", "processes")
 def test_py3nvml_shows_limit_and_own_processes(client, node: Node, container: Container, record_property):
     """library: devices, memory, processes"""
     with harness.own_and_foreign(node, container) as (own, foreign):
@@ -68,10 +83,11 @@ def test_py3nvml_shows_limit_and_own_processes(client, node: Node, container: Co
 
 
 @pytest.mark.client("nvtop")
+@pytest.mark.shows("view", "processes")
 def test_nvtop_shows_limit_and_own_processes(client, node: Node, container: Container, record_property):
     """on a terminal: memory and processes"""
     with harness.own_and_foreign(node, container) as (own, foreign):
-        screen = harness.on_terminal(client, container, [client.program("nvtop"), "-C", "-p"], harness.QUIT)
+        screen = nvtop_screen(client, container)
     shown = {pid for pid in (own, foreign) if re.search(rf"\b{pid}\b", screen)}
     assert shown == ({own} if harness.is_limited(container) else {own, foreign})
     used, total = re.search(r"MEM\[[| ]*([\d.]+)Gi/\s*([\d.]+)Gi\]", screen).groups()
@@ -89,12 +105,12 @@ def test_go_nvml_lists_devices(client, node: Node, container: Container):
 
 
 @pytest.mark.client("go-nvml")
+@pytest.mark.shows("view", "processes")
 def test_go_nvml_lists_own_processes(client, node: Node, container: Container):
     """`examples/compute-processes`: processes"""
     with harness.own_and_foreign(node, container) as (own, foreign):
-        printed = harness.run(client, container, [client.program("compute-processes")]).stdout
+        shown = go_nvml_processes(client, container)
         pids = harness.visible_pids(node, container, own, foreign)
-    shown = {int(pid): int(used) for pid, used in re.findall(r"Pid:(\d+) UsedGpuMemory:(\d+)", printed)}
     assert set(shown) == pids
     assert harness.is_own_memory(container, shown[own] // MIB)
 
@@ -108,10 +124,21 @@ def test_go_nvml_reads_no_counters_of_neighbours(client, container: Container, r
     record_property("found", "not supported" if refused else "figures")
 
 
-@pytest.mark.client("nvitop")
-def test_kill_removes_process_from_view(client, container: Container):
+LISTS: dict[str, Callable[[Client, Container, int], bool]] = {
+    "nvitop": lambda client, container, pid: pid in run_python(client, container, NVITOP).last["pids"],
+    "py3nvml": lambda client, container, pid: pid in run_python(client, container, PY3NVML).last["pids"],
+    "nvtop": lambda client, container, pid: re.search(rf"\b{pid}\b", nvtop_screen(client, container)) is not None,
+    "go-nvml": lambda client, container, pid: pid in go_nvml_processes(client, container),
+}
+"""Whether a monitor lists a process."""
+
+
+@pytest.mark.shows("kill")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.client(name)) for name in LISTS])
+def test_kill_removes_process_from_view(name: str, client: Client, container: Container):
     """kill -9 removes the process and its memory"""
     with container.repl() as program:
-        assert program.process.pid in run_python(client, container, NVITOP).last["pids"]
+        pid = program.process.pid
+        assert LISTS[name](client, container, pid)
         program.kill()
-        harness.wait_for(lambda: program.process.pid not in run_python(client, container, NVITOP).last["pids"])
+        harness.wait_for(lambda: not LISTS[name](client, container, pid), seconds=60)

@@ -33,6 +33,7 @@ def pids_in(table: str) -> set[int]:
     return {int(found) for found in re.findall(r"^\|\s+\d+\s+\S+\s+\S+\s+(\d+)\s+[MCG+]+\s", table, re.MULTILINE)}
 
 
+@pytest.mark.shows("view", "processes")
 def test_queries_show_limit_and_own_processes(smi, node: Node, container: Container, record_property):
     """`--query-gpu`, `--query-compute-apps`: memory, devices, processes"""
     with harness.own_and_foreign(node, container) as (own, foreign):
@@ -74,6 +75,7 @@ def test_full_report_shows_the_limit(smi, node: Node, container: Container):
         assert memory.groups() == (str(LIMIT_MIB), str(harness.used_mib(container)))
 
 
+@pytest.mark.shows("kill")
 def test_kill_removes_process_from_table(smi, container: Container):
     """kill -9 removes the process and its memory"""
     with container.repl() as program:

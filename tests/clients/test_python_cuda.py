@@ -136,6 +136,7 @@ def name(request) -> str:
     return request.param
 
 
+@pytest.mark.shows("limit", "view", "refusal")
 def test_kernel_runs_and_limit_holds_to_the_byte(name, client, container, record_property):
     """a kernel, then memory to the last byte; one more is refused, in the client's own words"""
     told = run_python(client, container, START + PROGRAMS[name] + FILL, harness.fill_step(container)).last
@@ -148,6 +149,7 @@ def test_kernel_runs_and_limit_holds_to_the_byte(name, client, container, record
     record_property("found", harness.in_mib(told["size"]))
 
 
+@pytest.mark.shows("processes", "kill")
 def test_two_processes_share_limit_and_kill_returns_memory(name, client, container):
     """two processes under one limit; kill -9 returns the memory"""
     block, kept = harness.fill_step(container)

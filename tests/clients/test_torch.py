@@ -2,7 +2,7 @@
 """PyTorch from PyPI, unmodified, on our runtime: its allocators stop at the share, it trains beside a greedy neighbour, limits act.
 
 The jobs are in ``torch_jobs.py``. A Python that has PyTorch already is used (``aliquot_lab/demo/torch_wheel.py``); otherwise the wheel is
-installed into ``build/clients``.
+installed into ``build/clients``. With ``--gpu`` PyTorch runs on its own runtime; what the script for real GPUs measures itself is left out.
 """
 
 import contextlib
@@ -24,11 +24,12 @@ import pytest
 from agent.adapters.node_files import PageFile
 from agent.core.node_pages import PRIORITY
 from agent.core.region_layout import DeviceLimit, Limits
+from aliquot import contract
 from aliquot_lab.demo import torch_wheel
-from tests.bench.real_clients import Clients, Place
+from tests.bench.real_clients import Clients, Place, run_client
 from tests.clients.conftest import INTERPOSITION
-from tests.clients.harness import LIMIT_MIB, is_limited, wait_for
-from tests.clients.installing import NotInstallableError, install_client
+from tests.clients.harness import LIMIT_MIB, is_limited, is_simulated, wait_for
+from tests.clients.installing import NotInstallableError, install_client, machine_client
 from tests.fakes.container import CLIENT, MIB, SOURCE_TREE, Container, Node, Program
 from tests.fakes.prototypes import preprocessed, read_prototypes, without_comments
 
@@ -53,10 +54,12 @@ pytestmark = [pytest.mark.client("torch"), pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def python(build_dir: Path) -> str:
+def python(request: pytest.FixtureRequest, build_dir: Path) -> str:
     """A Python with PyTorch."""
     found = torch_wheel.find_python()
     try:
+        if request.config.getoption("--gpu"):
+            return str(machine_client("torch", build_dir, request.config.getoption("--gpu-python") or found).python)
         return found or str(install_client("torch", build_dir).python)
     except NotInstallableError as exc:
         pytest.skip(str(exc))
@@ -70,8 +73,8 @@ class Jobs:
 
     def start(self, container: Container, *job: str, **settings: str) -> Program:
         """Start a job; its output is one JSON object for each line."""
-        inherited = container.environment()
-        env = {"PYTHONPATH": str(SOURCE_TREE), "HOME": str(container.root), **torch_wheel.simulated_environment(inherited), **settings}
+        runtime = torch_wheel.simulated_environment(container.environment()) if is_simulated(container) else {}
+        env = {"PYTHONPATH": str(SOURCE_TREE), "HOME": str(container.root), **runtime, **settings}
         return container.start([self._python, "-m", "tests.clients.torch_jobs", *job], env)
 
     def run(self, container: Container, *job: str, **settings: str) -> dict[str, dict[str, Any]]:
@@ -109,6 +112,8 @@ def allocator(setting: str) -> dict[str, str]:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.simulated
+@pytest.mark.shows("limit", "view", "refusal")
 @pytest.mark.parametrize("name", ALLOCATORS)
 def test_allocator_fills_the_share_and_names_it(name: str, container: Container, jobs: Jobs) -> None:
     """each allocator fills the share, names it in OutOfMemoryError and gives it back"""
@@ -121,6 +126,7 @@ def test_allocator_fills_the_share_and_names_it(name: str, container: Container,
         assert LIMIT_TEXT in full["text"] or (name == "cudaMallocAsync" and LIMIT_TEXT_OF_POOLS.search(full["text"]))
 
 
+@pytest.mark.simulated
 def test_fraction_of_the_share_is_refused_by_pytorch(container: Container, jobs: Jobs) -> None:
     """set_per_process_memory_fraction counts in parts of the share"""
     told = jobs.run(container, "fraction")
@@ -130,6 +136,7 @@ def test_fraction_of_the_share_is_refused_by_pytorch(container: Container, jobs:
         assert "4.00 GiB allowed" in told["fill"]["text"]
 
 
+@pytest.mark.simulated
 def test_pinned_memory_takes_nothing_of_the_share(container: Container, jobs: Jobs) -> None:
     """pinned host memory is not charged"""
     told = jobs.run(container, "pinned")
@@ -138,6 +145,7 @@ def test_pinned_memory_takes_nothing_of_the_share(container: Container, jobs: Jo
     assert told["fill"]["free_bytes"] < SMALLEST_MIB * MIB
 
 
+@pytest.mark.simulated
 @limited
 def test_private_pools_of_graphs_stop_at_the_share(container: Container, jobs: Jobs) -> None:
     """private pools of CUDA graphs fill the share and come back"""
@@ -158,6 +166,7 @@ def test_tensor_handed_to_another_process_is_counted_once(name: str, container: 
     assert told["after_mib"] == told["alone_mib"]
 
 
+@pytest.mark.shows("processes", "kill")
 def test_two_processes_share_one_limit_and_a_killed_one_gives_back(container: Container, jobs: Jobs) -> None:
     """two processes, one limit; kill -9 gives back"""
     with jobs.start(container, "commands") as first, jobs.start(container, "commands") as second:
@@ -206,6 +215,7 @@ def rate(events: list[Mapping[str, Any]]) -> float:
     return statistics.median(after["kernels"] / (after["seconds"] - before["seconds"]) for before, after in pairs)
 
 
+@pytest.mark.simulated
 @limited
 def test_products_of_matrices_get_their_share_of_time(tenant: Callable[..., Container], jobs: Jobs) -> None:
     """cuBLAS products keep to sm_percent, alone and beside a neighbour"""
@@ -244,6 +254,7 @@ def test_paused_pytorch_waits_and_goes_on(container: Container, jobs: Jobs) -> N
         assert program.ask("step")["seconds"] < 0.9
 
 
+@pytest.mark.simulated
 @limited
 def test_transformer_trains_beside_a_greedy_neighbour(tenant: Callable[..., Container], jobs: Jobs) -> None:
     """a transformer trains (AdamW, autocast, GradScaler, checkpoint) beside a greedy neighbour"""
@@ -266,6 +277,7 @@ def greedy_neighbour(jobs: Jobs, container: Container) -> Iterator[None]:
 # --- the demo and the script for real GPUs ---------------------------------------------------------------------------------
 
 
+@pytest.mark.simulated
 def test_script_for_real_gpus_measures_pytorch(node: Node, python: str) -> None:
     """the script for real GPUs measures it"""
 
@@ -282,6 +294,18 @@ def test_script_for_real_gpus_measures_pytorch(node: Node, python: str) -> None:
     assert [what for measure in clients.training() for what, _ in measure()] == ["alone", "beside a neighbour that fills its share"]
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.simulated
+def test_checks_pass_on_the_machines_own_driver(python: str, build_dir: Path, sim_node, tmp_path: Path) -> None:
+    """its tests on a machine's own driver, here the simulated one"""
+    env = {**os.environ, contract.ENV_SIM_DIR: str(sim_node("h200x8")), "LD_LIBRARY_PATH": str(build_dir / "lib/sim")}
+    rows, output = run_client("torch", python, env, 300, "(lowered or two_processes or allocator) and not bare")
+    checked = {row[2]: row[3:] for row in rows}
+    assert set(checked) == {"limits lowered and raised while it runs", "two processes, one limit; kill -9 gives back"}, output
+    assert set(map(tuple, checked.values())) == {("–", "passed", "passed")}, output
+
+
+@pytest.mark.simulated
 def test_demo_passes_every_check_with_pytorch(python: str, build_dir: Path) -> None:
     """aliquot demo --torch passes its checks"""
     command = [sys.executable, "-m", "aliquot_cli", "demo", "--torch", "--json", "--seconds", "1"]
@@ -296,6 +320,7 @@ def test_demo_passes_every_check_with_pytorch(python: str, build_dir: Path) -> N
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.simulated
 def test_every_name_that_pytorch_imports_is_exported(python: str, build_dir: Path) -> None:
     """imports of the wheel's libraries are exported"""
     libraries = (package_folder(python, "torch") / "lib").glob("*.so")
@@ -307,6 +332,7 @@ def test_every_name_that_pytorch_imports_is_exported(python: str, build_dir: Pat
     assert wanted <= exported, sorted(wanted - exported)
 
 
+@pytest.mark.simulated
 def test_prototypes_of_the_stand_in_are_those_of_nvidias_headers(python: str) -> None:
     """the stand-in's cuBLAS prototypes agree with NVIDIA's headers"""
     headers = package_folder(python, "nvidia") / "cu13/include"

@@ -48,8 +48,9 @@ _CLIENTS = 8
 _EXTENDER = "scale-extender"
 _KUBE = "scale-scheduler"
 _API_SERVER = "kube-apiserver"
-_LEASE_SECONDS = 600
-"""How long a node's lease lasts; KWOK renews at a quarter, which for a thousand nodes is seven requests a second."""
+_LEASE_SECONDS = 3600
+"""How long a node's lease lasts; KWOK renews at a quarter, which for 15,000 nodes is seventeen requests a second."""
+_TAINT_SECONDS = 300.0
 _SETTLE_SECONDS = 3.0
 _BOUND_SECONDS = 300.0
 """For a machine many times slower than any we saw: how fast it goes is a figure, and no check."""
@@ -91,11 +92,10 @@ def make_nodes(api: Api, count: int) -> None:
     def make(number: int) -> None:
         name = f"scale-{number:04}"
         api.send("POST", "/api/v1/nodes", node_object(name))
-        api.send("POST", f"/apis/{API_VERSION}/gpunodes", {"apiVersion": API_VERSION, "kind": "GpuNode", "metadata": {"name": name}})
-        patch = {"apiVersion": API_VERSION, "kind": "GpuNode", "metadata": {"name": name}, "status": inventory(name)}
-        version = json.loads(api.send("GET", f"/apis/{API_VERSION}/gpunodes/{name}"))["metadata"]["resourceVersion"]
-        patch["metadata"] = {"name": name, "resourceVersion": version}
-        api.send("PUT", f"/apis/{API_VERSION}/gpunodes/{name}/status", patch)
+        made = json.loads(
+            api.send("POST", f"/apis/{API_VERSION}/gpunodes", {"apiVersion": API_VERSION, "kind": "GpuNode", "metadata": {"name": name}})
+        )
+        api.send("PUT", f"/apis/{API_VERSION}/gpunodes/{name}/status", made | {"status": inventory(name)})
 
     _in_parallel(make, range(count))
 
@@ -198,6 +198,24 @@ def _kube_scheduler(cluster: Cluster, configuration: Mapping[str, Any]) -> Compo
     file = cluster.config / f"{name}.yaml"
     file.write_text(yaml.safe_dump(alone))
     return Component([str(built_programs(KUBERNETES) / "kube-scheduler"), f"--config={file}", "--secure-port=10261"])
+
+
+@contextmanager
+def large_cluster(cluster: Cluster, count: int) -> Iterator[Api]:
+    """Have this many nodes inside the block, all ready, and nothing of the product but the kind of its inventories."""
+    kubectl, api = cluster.kubectl(), Api(cluster.kubeconfig)
+    kubectl.run("apply", f"--filename={ROOT}/deploy/daemonset/base/crd-gpunodes.yaml")
+    kubectl.wait_until_served("gpunodes.aliquot.dev")
+    kubectl.run("create", "namespace", NAMESPACE)
+    with fake_nodes_kept_ready(cluster):
+        make_nodes(api, count)
+        eventually(lambda: not _tainted(api), "the nodes to be without taints", seconds=_TAINT_SECONDS)
+        yield api
+
+
+def _tainted(api: Api) -> bool:
+    """Whether a node has a taint. All have one until KWOK and the node controller have seen them."""
+    return any(node["spec"].get("taints") for node in json.loads(api.send("GET", "/api/v1/nodes?resourceVersion=0"))["items"])
 
 
 @dataclass(frozen=True, slots=True)

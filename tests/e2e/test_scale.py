@@ -4,7 +4,7 @@
 They are kube-scheduler with its own defaults, kube-scheduler as shipped without the extender, and ours with answers that list all nodes.
 
 A run of its own, for the load it makes: ``make e2e ARGS="-m scale -s -k thousand"``. ALIQUOT_SCALE_NODES and
-ALIQUOT_SCALE_PODS change the size.
+ALIQUOT_SCALE_PODS change the size. ``tests.bench.bench_scale`` measures larger clusters.
 """
 
 import json
@@ -15,19 +15,7 @@ import pytest
 
 from aliquot import contract
 from tests.e2e.cluster.cluster import Cluster
-from tests.e2e.cluster.paths import ROOT
-from tests.e2e.scale import (
-    GPU_MEMORY_MIB,
-    LISTING_SCHEDULER,
-    NAMESPACE,
-    PLAIN_SCHEDULER,
-    STOCK_SCHEDULER,
-    Api,
-    Figures,
-    fake_nodes_kept_ready,
-    make_nodes,
-    measure,
-)
+from tests.e2e.scale import GPU_MEMORY_MIB, LISTING_SCHEDULER, PLAIN_SCHEDULER, STOCK_SCHEDULER, Figures, large_cluster, measure
 
 NODES = int(os.environ.get("ALIQUOT_SCALE_NODES", "1000"))
 PODS = int(os.environ.get("ALIQUOT_SCALE_PODS", "1000"))
@@ -38,14 +26,8 @@ STEADY_SECONDS = 15.0
 @pytest.mark.scale
 @pytest.mark.timeout(2400)
 def test_a_thousand_nodes_are_filled_with_nothing_promised_twice(node: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    kubectl = node.kubectl()
-    kubectl.run("apply", f"--filename={ROOT}/deploy/daemonset/base/crd-gpunodes.yaml")
-    kubectl.wait_until_served("gpunodes.aliquot.dev")
-    kubectl.run("create", "namespace", NAMESPACE)
-    api = Api(node.kubeconfig)
     figures: dict[str, Figures] = {}
-    with fake_nodes_kept_ready(node):
-        make_nodes(api, NODES)
+    with large_cluster(node, NODES) as api:
         for scheduler in (STOCK_SCHEDULER, PLAIN_SCHEDULER, LISTING_SCHEDULER, contract.SCHEDULER_NAME):
             figures[scheduler], assignments = measure(
                 node, api, scheduler, waiting=PODS, per_second=STEADY_PODS_PER_SECOND, seconds=STEADY_SECONDS

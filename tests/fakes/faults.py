@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers each question that the shim asks the driver with each error, while a program takes memory in every way.
 
-The questions are the rows of the shim's own tables (hooks.def, driver_calls.def), so a new call is asked about by itself. Each case is one
-process: an error that one function answers from some moment on, always or at every second call. The driver is the recording one before the
-simulated one (tests/fakes/recording_driver.py), and only the latter is asked what is really held.
+The questions are the rows of the shim's own tables (hooks.def, driver_calls.def) and what it looks up in NVML (driver_nvml.c), so a new
+call is asked about by itself. Each case is one process: an error that one function answers from some moment on, always or at every second
+call. The driver is the recording one before the simulated one (tests/fakes/recording_driver.py, failing_nvml.py), and only the simulated
+one is asked what is really held.
 
 ``Faults`` runs cases in a container; ``main`` is the program inside. What is right: after each call the process holds no byte that is not
 charged, and no more than its limit. Where the driver does not take back what turned out too large, that one block stays, charged.
@@ -28,6 +29,7 @@ from aliquot import contract
 from cuda_shim.coverage.tables import INTERPOSE_DIR, read_abi, read_hooks
 from tests.fakes.container import MIB, Node
 from tests.fakes.cuda import DEVICE, PoolProps, call, create_physical, into, out, reserve, use
+from tests.fakes.failing_nvml import build_failing_nvml
 from tests.fakes.kernels import capture, make_stream
 from tests.fakes.recording_driver import build_recording_driver
 
@@ -36,6 +38,9 @@ ERRORS: Final = (
 )  # fmt: skip
 """CUresult values: one or more of every class (arguments, memory, start and end, devices, contexts, handles, not found, not ready, sticky
 errors of kernels, permission, support, captures, time, unknown)."""
+
+NVML_PREFIX: Final = "nvml"
+"""Of a question to NVML."""
 
 LIMIT_MIB, BLOCK_MIB, BLOCKS = 1536, 192, 8
 """The limit of the first device, where all is measured; memory can move there from the second one."""
@@ -52,6 +57,17 @@ def questions() -> tuple[str, ...]:
     """Return every function of the driver that the shim calls, wrapped or not."""
     used = re.findall(r"^USE\((\w+)\)", (INTERPOSE_DIR / "driver_calls.def").read_text(), flags=re.MULTILINE)
     return tuple(dict.fromkeys([*used, *(hook.symbol for hook in read_hooks())]))
+
+
+def nvml_questions() -> tuple[str, ...]:
+    """Return every function of NVML that the shim calls for its own counting."""
+    return tuple(dict.fromkeys(re.findall(r'"(nvml\w+)"', (INTERPOSE_DIR / "driver_nvml.c").read_text())))
+
+
+def nvml_errors() -> tuple[int, ...]:
+    """Return every error of NVML."""
+    text = (INTERPOSE_DIR.parent / "abi/nvml_abi.h").read_text()
+    return tuple(int(number) for number in re.findall(r"\bNVML_ERROR_\w+ = (\d+)", text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +96,8 @@ class Outcome:
     """Of some cases."""
 
     cases: int
-    questions: int
-    errors: int
+    asked: int
+    """Cases in which the question was asked: some calls of the table no program here needs."""
     taken: int
     """Blocks of memory that a process got although a question failed."""
     refused: int
@@ -90,14 +106,22 @@ class Outcome:
 
 
 def all_cases(errors: Sequence[int] = ERRORS) -> list[Case]:
-    """Return each question with each error, start and period."""
+    """Return each question to CUDA with each error, start and period."""
     return [Case(*parts) for parts in itertools.product(questions(), errors, STARTS, PERIODS)]
 
 
-def some_cases(seed: int, each: int = 1) -> list[Case]:
-    """Return ``each`` cases of every question, drawn."""
+def nvml_cases() -> list[Case]:
+    """Return each question to NVML with each error of NVML, start and period."""
+    return [Case(*parts) for parts in itertools.product(nvml_questions(), nvml_errors(), STARTS, PERIODS)]
+
+
+def some_cases(seed: int, each: int = 1, of: Sequence[Case] = ()) -> list[Case]:
+    """Return ``each`` cases of every question, drawn. Args: of: the cases to draw from; all of CUDA without any."""
     draw = random.Random(seed)
-    return [Case(question, draw.choice(ERRORS), draw.choice(STARTS), draw.choice(PERIODS)) for question in questions() for _ in range(each)]
+    by_question: dict[str, list[Case]] = {}
+    for case in of or all_cases():
+        by_question.setdefault(case.question, []).append(case)
+    return [case for cases in by_question.values() for case in draw.sample(cases, each)]
 
 
 class Faults:
@@ -112,24 +136,30 @@ class Faults:
         self._driver = self.container.root / "run/aliquot/driver" / contract.CUDA_DRIVER_SONAME
         self._driver.unlink()
         shutil.copy(recorder, self._driver)
-        if not nvml:
-            self._driver.with_name(contract.NVML_DRIVER_SONAME).unlink()
-        self._simulated = node.build / "lib/sim" / contract.CUDA_SONAME
+        self._nvml = self._driver.with_name(contract.NVML_DRIVER_SONAME)
+        self._nvml.unlink()
+        if nvml:
+            failing = directory / "failing-nvml.so"
+            if not failing.exists():
+                build_failing_nvml(nvml_questions(), failing)
+            shutil.copy(failing, self._nvml)
+        self._simulated = node.build / "lib/sim"
 
     def run(self, cases: Sequence[Case]) -> Outcome:
         """Run the cases, one process for each."""
-        taken = refused = 0
+        asked = taken = refused = 0
         findings = []
         for answer in self._answers(cases):
-            taken, refused = taken + answer["taken"], refused + answer["refused"]
+            asked, taken, refused = asked + answer["asked"], taken + answer["taken"], refused + answer["refused"]
             case = Case(**answer["case"])
             findings += [Finding(case, **found) for found in answer["findings"]]
-        asked = {case.question for case in cases}
-        return Outcome(len(cases), len(asked), len({case.error for case in cases}), taken, refused, tuple(findings))
+        return Outcome(len(cases), asked, taken, refused, tuple(findings))
 
     def _answers(self, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
         told = {
-            "RECORDED_DRIVER": str(self._simulated), "RECORDING": str(self._driver), "FAULTS_REGION": str(self.container.region_path),
+            "RECORDED_DRIVER": str(self._simulated / contract.CUDA_SONAME), "RECORDING": str(self._driver),
+            "FAILING_NVML": str(self._simulated / contract.NVML_SONAME), "FAULTS_NVML": str(self._nvml) if self._nvml.exists() else "",
+            "FAULTS_REGION": str(self.container.region_path),
         }  # fmt: skip
         with self.container.start_python("from tests.fakes.faults import main; main()", env=told) as program:
             for case in cases:
@@ -365,17 +395,28 @@ class Held:
 
 
 def _fail(case: Case | None) -> None:
-    recording = ctypes.CDLL(os.environ["RECORDING"])
-    if case is None:
-        recording.recording_fail(b"", 0)
-    else:
-        recording.recording_fail_some(f" {case.question} ".encode(), case.error, case.period)
+    """Let a question fail from now on, or none."""
+    recording, nvml = ctypes.CDLL(os.environ["RECORDING"]), os.environ["FAULTS_NVML"]
+    if case is None or not case.question.startswith(NVML_PREFIX):
+        name = f" {case.question} " if case else ""
+        recording.recording_fail_some(name.encode(), case.error if case else 0, case.period if case else 1)
+    if nvml and (case is None or case.question.startswith(NVML_PREFIX)):
+        name = case.question if case else ""
+        ctypes.CDLL(nvml).failing_nvml_fail(name.encode(), case.error if case else 0, case.period if case else 1)
+
+
+def _times_asked(case: Case) -> int:
+    """Return how often the question was asked since it began to fail."""
+    if case.question.startswith(NVML_PREFIX):
+        return int(ctypes.CDLL(os.environ["FAULTS_NVML"]).failing_nvml_asked())
+    return int(ctypes.CDLL(os.environ["RECORDING"]).recording_asked())
 
 
 def _start(case: Case) -> int:
     """Make the primary context current; the driver's answer."""
     if case.start != AFTER_START:
-        os.environ["RECORDED_FAILS"] = f"{case.error} {case.period} {case.question}"
+        variable = "FAILING_NVML_FAILS" if case.question.startswith(NVML_PREFIX) else "RECORDED_FAILS"
+        os.environ[variable] = f"{case.error} {case.period} {case.question}"
     if case.start == PAST_SHIM:
         call("cuDriverGetVersion", ctypes.byref(out()))
         ctypes.CDLL(os.environ["RECORDED_DRIVER"]).cuInit(0)
@@ -405,7 +446,7 @@ def _attempt(take: Callable[[Way], int], way: Way, held: Held) -> tuple[int, int
 
 
 def _run(case: Case) -> dict[str, Any]:
-    taken = refused = 0
+    asked = taken = refused = 0
     findings = []
     started = _start(case)
     held = Held()
@@ -417,11 +458,13 @@ def _run(case: Case) -> dict[str, Any]:
         taken, refused = taken + got, refused + not_got
         if uncharged > SLACK_BYTES or over > SIZE:
             findings.append({"way": name, "uncharged_bytes": uncharged, "over_bytes": max(over, 0)})
+        asked += _times_asked(case)
         _fail(None)
         way.give_back()
         held.use_first_device()
         call("cuCtxSynchronize")
-    return {"case": asdict(case), "started": started, "taken": taken, "refused": refused, "findings": findings}
+    told = {"started": started, "asked": asked > 0, "taken": taken, "refused": refused, "findings": findings}
+    return {"case": asdict(case), **told}
 
 
 def _in_child(case: Case) -> dict[str, Any]:

@@ -154,9 +154,18 @@ def _kernel_sections(kernel: Kernel, first: int, capability: int) -> list[_Secti
 
 
 def cubin(
-    capability: int, kernels: Sequence[Kernel] = (), variables: Sequence[Variable] = (), *, abi: int = 7, accelerator: bool = False
+    capability: int,
+    kernels: Sequence[Kernel] = (),
+    variables: Sequence[Variable] = (),
+    *,
+    abi: int = 7,
+    accelerator: bool = False,
+    calls: Sequence[str] = (),
 ) -> bytes:
-    """An ELF file for a compute capability (major * 10 + minor), in the ABI of CUDA 12 (7) or 13 (8)."""
+    """An ELF file for a compute capability (major * 10 + minor), in the ABI of CUDA 12 (7) or 13 (8).
+
+    Args: calls: functions of the driver that the code calls, such as ``malloc``.
+    """
     sections = [_Section("", 0), *(_Section(name, _TYPE_STRINGS) for name in (".shstrtab", ".strtab")), _Section(".symtab", _TYPE_SYMBOLS)]
     sections[3].link = 2
     of_variables, places = _variable_sections(variables)
@@ -173,6 +182,8 @@ def cubin(
             0x11, struct.pack("<II", number, kernel.local_bytes)
         )
         sections += _kernel_sections(kernel, first, capability)
+    for name in calls:
+        symbols += _symbol(strings.add(name), 2, 0, 0, 0, 0)
     sections.append(_Section(".nv.info", _TYPE_INFO, common))
     if abi == 8:
         sections.append(_Section(".nv.compat", 0x70000086, struct.pack("<BBH", 2, 0x09, int(accelerator))))

@@ -119,6 +119,7 @@ void recording_fail_some(const char *names, int result, unsigned period)
 	failure = result, failing_period = period ? period : 1, failing_asked = 0;
 }
 void recording_fail(const char *names, int result) { recording_fail_some(names, result, 1); }
+unsigned recording_asked(void) { return failing_asked; }
 const char *recording_at(unsigned position) { return symbols[calls[position % CALLS]]; }
 
 /* The newest form that is not newer than asked for; of two of one age, the one of the wanted flavour. */

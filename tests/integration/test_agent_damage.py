@@ -2,7 +2,6 @@
 """Whatever has become of the agent's files: it starts, says what is damaged, and grants nothing twice."""
 
 import asyncio
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,7 +36,7 @@ def read_at_start(node: Node) -> Iterator[Path]:
     yield from (state / "ledger").glob("*.json")
     yield from (grant_directory / name for name in ("grant.json", "limits", "region"))
     yield from node.layout.cdi_dynamic.glob("*.json")
-    yield from (directory / name for directory in (state / "shim").iterdir() for name in os.listdir(directory))  # noqa: PTH208
+    yield from (path for path in (state / "shim").rglob("*") if path.is_file())
     yield from (path for path in (state / "node-versions", state / "cordon", run / "health") if path.exists())
     yield from (state / "agent-holder", run / "agent-holder", run / "priority/page")
     yield node.layout.plugin_dir / "kubelet_internal_checkpoint"

@@ -39,13 +39,13 @@ def mounts(node: Node) -> dict[Path, list[Path]]:
     return found
 
 
-def shared(node: Node) -> dict[Path, str]:
-    """The files that two containers have mounted, by inode; and in which way one of them may open it."""
+def shared(node: Node) -> list[Path]:
+    """The files that two containers have mounted, by inode."""
     seen: dict[tuple[int, int], list[Path]] = {}
     for paths in mounts(node).values():
         for path in {path.resolve() for path in paths}:
             seen.setdefault((path.stat().st_dev, path.stat().st_ino), []).append(path)
-    return {paths[0]: "page" if paths[0].name == "page" else "library" for paths in seen.values() if len(paths) > 1}
+    return [paths[0] for paths in seen.values() if len(paths) > 1]
 
 
 def pods(node: Node) -> None:
@@ -62,15 +62,10 @@ async def test_no_shared_file_can_have_a_lease_that_delays_anyone(interposition)
         node.create_pod(manifest("burst-too", container(mib=512), annotations={contract.ANNOTATION_MEMORY_BURST: "1.5"}))
         await running(node, "high", "high-too", "low", "burst", "burst-too")
         found = shared(node)
-        assert sorted(found.values()).count("page") == 2, "priorities and time slots"
-        assert "library" in found.values()
-        assert "ld.so.preload" not in {path.name for path in found}, "each container has its own"
+        assert {path.relative_to(node.layout.run) for path in found} == {Path("priority/page"), Path("turns/page")}
         await asyncio.sleep(0.5)  # a period of the agent
-        for path, kind in found.items():
-            with lease(path, "write") as held:
-                assert not held, path
-            with lease(path, "read") as held:
-                assert not held or kind == "library", path
+        for path in found:
+            assert not can_be_leased(path), path
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -81,7 +76,7 @@ async def test_agent_that_restarts_is_ready_whatever_is_leased(interposition, ki
         await running(node, "high", "high-too", "low")
         await node.agent.kill()
         with ExitStack() as leases:
-            files = {path for version in (node.layout.state / "shim").iterdir() for path in version.iterdir()}
+            files = {path for path in (node.layout.state / "shim").rglob("*") if path.is_file()}
             held = [path for path in {*files, *shared(node)} if leases.enter_context(lease(path, kind, again=True))]
             assert held
             begun = time.monotonic()
@@ -90,7 +85,7 @@ async def test_agent_that_restarts_is_ready_whatever_is_leased(interposition, ki
             node.create_pod(manifest("after", container(mib=512)))
             await running(node, "after")
             assert time.monotonic() - begun < 15.0
-            (page,) = [path for path, what in shared(node).items() if what == "page"]
+            (page,) = shared(node)
             await eventually(lambda: not can_be_leased(page), "the lease on the page has ended and does not come back")
             if kind == "write":
                 assert "a container holds a lease on" in log_of(node)
@@ -118,16 +113,18 @@ async def test_high_priority_returns_when_the_lease_on_its_page_ends():
                 await asyncio.sleep(0.2)
 
 
-async def test_lease_on_own_ld_so_preload_delays_no_neighbour():
-    async with make_node("t4x2", "--interposition=preload") as node:
-        for name in ("hostile", "neighbour"):
-            node.create_pod(manifest(name, container(mib=512)))
-        await running(node, "hostile", "neighbour")
-        lists = {path.parent.name: path for path in (node.layout.run / "containers").glob("*/ld.so.preload")}
-        assert len({path.stat().st_ino for path in lists.values()}) == 2
-        own, other = lists.values()
-        with lease(own, "write") as held:
-            assert held
-            begun = time.monotonic()
-            os.close(os.open(other, os.O_RDONLY))
-            assert time.monotonic() - begun < 1.0
+@pytest.mark.parametrize("interposition", ["front", "preload"])
+async def test_leases_on_all_files_of_one_container_delay_no_neighbour(interposition):
+    """Also while no agent runs: a neighbour waits for no file but the pages, which it opens without waiting."""
+    async with make_node("t4x2", f"--interposition={interposition}") as node:
+        pods(node)
+        await running(node, "high", "high-too", "low")
+        await node.agent.kill()
+        hostile, *others = mounts(node).values()
+        assert {"limits", "region"} < {path.name for path in hostile}
+        neighbours = {path for paths in others for path in paths if path.name != "page"}
+        with ExitStack() as leases:
+            held = {path.name for path in hostile if leases.enter_context(lease(path, "write"))}
+            assert {"limits", "region"} <= held, "the kernel gives none on a library that a program has mapped"
+            for path in neighbours:
+                os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))  # BlockingIOError where a blocking open would wait

@@ -31,8 +31,9 @@ from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.cluster.state import ClusterState, Stage
 from scheduler_plugin.core.fit.shapes import MAX_SCORE
 from scheduler_plugin.services import leadership, preemptor, retry, succeeded_members
+from scheduler_plugin.services.nominator import FIRST, Nominator
 from scheduler_plugin.settings import Answer, Settings
-from scheduler_plugin.wiring import leaders, verbs
+from scheduler_plugin.wiring import leaders, scheduling, verbs
 from tests.unit.scheduler_plugin.api import FakeApi, node_object, pod_object
 from tests.unit.scheduler_plugin.builders import PLACES, make_device, make_node, make_place
 
@@ -318,6 +319,39 @@ async def test_next_pod_does_not_count_on_room_expected_for_first(api):
         first, second = await create(api, "a", vgpu="2"), await create(api, "b", vgpu="2")
         await extender.filter(first, "n1")
         assert (await extender.filter(second, "n1"))["NodeNames"] == []
+
+
+def for_us(name: str) -> dict:
+    pod = pod_object(name, vgpu="1", vgpu_memory="100")
+    return pod | {"spec": pod["spec"] | {"schedulerName": contract.SCHEDULER_NAME}}
+
+
+def is_nominated(api: FakeApi, name: str) -> bool:
+    return "nominatedNodeName" in api.pod(name)["status"]
+
+
+async def test_burst_is_nominated_behind_its_first_pods(api, monkeypatch):
+    monkeypatch.setattr(scheduling, "Nominator", partial(Nominator, min_nodes=2))
+    async with running(api, answer=Answer.ONE) as extender:
+        pods = [await api.put("pods", for_us(f"p{number}")) for number in range(FIRST + 2)]
+        for pod in pods[FIRST:]:
+            name = pod["metadata"]["name"]
+            await extender.until(partial(is_nominated, api, name))
+            node = api.pod(name)["status"]["nominatedNodeName"]
+            assert (await extender.filter(pod, node))["NodeNames"] == [node]
+            assert await extender.bind(pod, node) == ""
+        assert not any(is_nominated(api, pod["metadata"]["name"]) for pod in pods[:FIRST])
+
+
+@pytest.mark.parametrize("answer", [Answer.ALL, Answer.ONE])
+async def test_without_burst_or_with_all_answers_nothing_is_nominated(api, monkeypatch, answer):
+    monkeypatch.setattr(scheduling, "Nominator", partial(Nominator, min_nodes=2))
+    async with running(api, answer=answer) as extender:
+        count = FIRST if answer is Answer.ONE else 2 * FIRST
+        pods = [await api.put("pods", for_us(f"p{number}")) for number in range(count)]
+        for pod in pods:
+            assert await extender.schedule(pod, "n1", "n2") in {"n1", "n2"}
+    assert not [request for request in api.requests if request.endswith("/status")]
 
 
 async def test_reservation_without_bind_expires(api):

@@ -171,7 +171,7 @@ def test_client_without_any_result_is_named_with_its_reason(cells, reason) -> No
 
 
 def test_rows_of_other_clients_are_those_of_their_tests(node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each client of the pin table has a row for each check; PyTorch has tables of its own."""
+    """Each client of the pin table has a row for each check; PyTorch, where it is, comes last."""
 
     def run(command, env, seconds):
         name, file = command[command.index("--client") + 1], Path(command[command.index("--clients-page") + 1])
@@ -184,6 +184,10 @@ def test_rows_of_other_clients_are_those_of_their_tests(node: Node, monkeypatch:
     found = {str(measure.args[0]): measure for measure in clients.others() if isinstance(measure, functools.partial)}
     assert {"nvidia-smi", "nvtop", "go-nvml", "nvidia-ctk", "cuda-core", "numba-cuda"} < set(found)
     assert not {"torch", "mig-parted"} & set(found)
+    monkeypatch.setattr(real_clients, "distribution_version", lambda *_: "1.0")
+    last = Clients(place(node, "/usr/bin/python3")).others()[-1]
+    assert isinstance(last, functools.partial)
+    assert last.args == ("torch",)
     assert list(found["py3nvml"]()) == [("py3nvml 1.0", "views", "passed", "passed", "–")]
     assert [row[:2] for row in found["nvitop"]()] == [("nvitop 1.0", "views"), ("nvitop", "the rest was cut off after 40 s")]
     assert list(found["pycuda"]()) == []

@@ -5,15 +5,17 @@ A few cases of each query here; ``make bench`` runs all of them.
 """
 
 import re
+from pathlib import Path
 
 import pytest
 
+from cuda_shim.coverage.tables import INTERPOSE_DIR
 from tests.fakes import faults
 from tests.fakes.container import SOURCE_TREE, Node
 from tests.fakes.cuda import SUCCESS
 
-EACH = 3
-"""Cases of each query."""
+SEEDS = range(3)
+"""Of the cases that are drawn, one of each query."""
 
 
 @pytest.fixture
@@ -21,9 +23,15 @@ def node(build_dir, sim_node, tmp_path) -> Node:
     return Node(build_dir, sim_node("h200x8"), tmp_path)
 
 
+@pytest.fixture(scope="module")
+def drivers(tmp_path_factory) -> Path:
+    """Where the drivers that can fail are compiled, once."""
+    return tmp_path_factory.mktemp("drivers")
+
+
 @pytest.fixture
-def faulty(node, tmp_path) -> faults.Faults:
-    return faults.Faults(node, tmp_path)
+def faulty(node, drivers) -> faults.Faults:
+    return faults.Faults(node, drivers)
 
 
 def called_by_shim() -> set[str]:
@@ -37,6 +45,24 @@ def test_every_call_of_shim_to_driver_is_asked_about():
     assert len(asked) > 150
     assert {name for name in called_by_shim() if not any(question.startswith(name) for question in asked)} == set()
     assert {"cuStreamIsCapturing", "cuCtxGetCurrent", "cuMemAlloc_v2"} <= set(asked)
+
+
+def test_every_call_of_shim_to_nvml_is_asked_about():
+    """A row in driver_nvml.h for each."""
+    functions = re.findall(r"nvmlReturn_t \(\*(\w+)\)", (INTERPOSE_DIR / "driver_nvml.h").read_text())
+    assert len(functions) == len(faults.nvml_questions()) > 5
+    assert len(faults.nvml_errors()) > 30
+
+
+def test_errors_that_shim_tells_apart_are_among_those_injected():
+    numbers = {
+        name: int(number)
+        for name, number in re.findall(r"\b(CUDA_ERROR_\w+) = (\d+)", (SOURCE_TREE / "cuda_shim/abi/cuda_abi.h").read_text())
+    }
+    sources = "".join(path.read_text() for path in INTERPOSE_DIR.glob("*.c"))
+    compared = set(re.findall(r"[=!]= (CUDA_ERROR_\w+)", sources)) | set(re.findall(r"case (CUDA_ERROR_\w+)", sources))
+    assert {"CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_NOT_READY"} <= compared
+    assert {numbers[name] for name in compared} <= set(faults.ERRORS)
 
 
 def test_without_fault_every_way_takes_memory_up_to_limit(faulty):
@@ -59,16 +85,26 @@ def test_failed_query_for_capture_lets_no_memory_pass(faulty, start):
     assert faulty.run(cases).findings == ()
 
 
-def test_no_failed_query_lets_memory_pass_without_nvml(node, tmp_path):
+def test_no_failed_query_lets_memory_pass_without_nvml(node, drivers):
     """Then only what the device lacks bounds the cost of a context; to see its size, a module is unloaded."""
-    faulty = faults.Faults(node, tmp_path, nvml=False)
+    faulty = faults.Faults(node, drivers, nvml=False)
     outcome = faulty.run(faults.some_cases(seed=1))
     assert outcome.findings == ()
     assert outcome.taken > outcome.cases
 
 
-def test_no_failed_query_lets_memory_pass(faulty):
-    outcome = faulty.run(faults.some_cases(seed=len(faults.questions()), each=EACH))
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_failed_query_lets_memory_pass(faulty, seed):
+    outcome = faulty.run(faults.some_cases(seed))
     assert outcome.findings == ()
-    assert outcome.cases == EACH * len(faults.questions())
+    assert outcome.cases == len(faults.questions())
     assert outcome.taken > outcome.cases, "the program does get memory"
+
+
+def test_no_failed_query_to_nvml_lets_memory_pass(faulty):
+    """With NVML the shim measures what a context or code takes. How a process uses the GPU is asked under an SM limit only."""
+    counting = [case for case in faults.nvml_cases() if case.question not in ("nvmlShutdown", "nvmlDeviceGetProcessUtilization")]
+    outcome = faulty.run(faults.some_cases(seed=2, each=6, of=counting))
+    assert outcome.findings == ()
+    assert outcome.asked >= outcome.cases - 6, "only a late failure of nvmlInit may come too late"
+    assert outcome.taken > outcome.cases

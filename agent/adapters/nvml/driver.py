@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pynvml
 
@@ -98,6 +98,16 @@ _LONGEST_REST_SECONDS = 600.0
 
 ErrorCounter = Callable[[str, int], None]
 """Called with the name of a failed NVML call and its error code."""
+
+
+class _Ratios(NamedTuple):
+    """How busy a process kept a GPU, as fractions of the time."""
+
+    sm: float
+    memory: float
+
+
+_IDLE: Final = _Ratios(0.0, 0.0)
 
 
 class _UnsupportedGpuError(Exception):
@@ -561,7 +571,7 @@ class NvmlDriver:
             if most is None:
                 unknown.add(uuid)
             else:
-                found += (GpuProcess(uuid, pid, used, busy.get(pid, 0.0) if busy is not None else None) for pid, used in most.items())
+                found += (GpuProcess(uuid, pid, used, *(busy.get(pid, _IDLE) if busy is not None else ())) for pid, used in most.items())
         return ProcessList(tuple(found), frozenset(unknown))
 
     def _busy(self, device_uuids: Set[str], lookback_seconds: float) -> Mapping[str, Mapping[int, float]]:
@@ -573,7 +583,7 @@ class NvmlDriver:
             except _SlowGpuError:  # the next reading will see this too, and let the GPU rest
                 ratios = None
             if ratios is not None:
-                found[uuid] = ratios
+                found[uuid] = {pid: ratio.sm for pid, ratio in ratios.items()}
         return found
 
     def _used_bytes_by_pid(self, handle: Any, uuid: str) -> Mapping[int, int] | None:
@@ -592,8 +602,8 @@ class NvmlDriver:
 
     def _process_utilization(
         self, handle: Any, uuid: str, window_seconds: float = _UTILIZATION_WINDOW_SECONDS
-    ) -> Mapping[int, float] | None:
-        """Return the fraction of the last seconds in which each process was busy, by pid. Idle ones are missing; None if unsupported."""
+    ) -> Mapping[int, _Ratios] | None:
+        """Return how busy each process was over the last seconds, by pid. Idle ones are missing; None if unsupported."""
         since_us = time.time_ns() // 1000 - int(window_seconds * 1e6)
         for _ in range(_GROWING_TRIES):
             try:
@@ -608,11 +618,11 @@ class NvmlDriver:
                     return None
         else:
             return None
-        shares: dict[int, list[int]] = {}
+        shares: dict[int, list[tuple[int, int]]] = {}
         for sample in samples:
             if sample.timeStamp >= since_us and sample.smUtil <= 100:  # otherwise an unused entry of the buffer
-                shares.setdefault(sample.pid, []).append(sample.smUtil)
-        return {pid: sum(percents) / len(percents) / 100 for pid, percents in shares.items()}
+                shares.setdefault(sample.pid, []).append((sample.smUtil, min(100, sample.memUtil)))
+        return {pid: _Ratios(*(sum(own) / len(own) / 100 for own in zip(*percents, strict=True))) for pid, percents in shares.items()}
 
     def _links(self) -> tuple[Link, ...]:
         self._start_known()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long pods run: what their owners state, or what pods of the same template did before.
 
-A template is a namespace, a kind of controller and the requests of a pod. Of each template the latest lifetimes are kept. Pods that still
+Of each template (``core.cluster.pod_template``) the latest lifetimes are kept. Pods that still
 run count too, as longer than they have run so far: otherwise short pods, which end first, would stand for all. For pods with the annotation
 ``aliquot.dev/expected-runtime`` the ratio of the real to the stated runtime is kept instead.
 
@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler_plugin.core.cluster.durations import expected_runtime
+from scheduler_plugin.core.cluster.pod_template import MAX_TEMPLATES, Template, template_of
 from scheduler_plugin.core.cluster.pods import PodFacts
 
 KEPT: Final = 256
 """Lifetimes kept for each template."""
 MIN_ENDED: Final = 8
 """Fewer pods do not predict the next one."""
-MAX_TEMPLATES: Final = 4096
 MIN_LONGER: Final = 4
 """Fewer lifetimes longer than a pod's age do not predict its end."""
 LASTING_KINDS: Final = ("DaemonSet", "Node", "ReplicaSet", "ReplicationController", "StatefulSet")
@@ -42,7 +42,6 @@ _UPPER: Final = 0.9
 _OVERDUE: Final = 0.95
 
 Seconds: TypeAlias = npt.NDArray[np.float64]
-Template: TypeAlias = tuple[str, str, int, int, tuple[tuple[str, tuple[tuple[str, str | int], ...]], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +146,6 @@ def ages_by_template(pods: Iterable[PodFacts], now: float) -> dict[Template, lis
         if template is not None:
             ages.setdefault(template, []).append(age_of(pod, now))
     return ages
-
-
-def template_of(pod: PodFacts) -> Template | None:
-    """Return the template of a pod; None for a pod without GPUs."""
-    if pod.gpu is None:
-        return None
-    limits = tuple((spec.name, tuple(sorted(spec.limits.items()))) for spec in pod.gpu.containers)
-    return pod.namespace, pod.controller_kind, pod.cpu_milli, pod.memory_mib, limits
 
 
 def age_of(pod: PodFacts, now: float) -> float:

@@ -240,9 +240,10 @@ class _Search:
         """Take a request's next devices. Args: had: devices that it has. start: the first device to try."""
         if had == request.count:
             return self._request(number, place + 1)
-        if len(self.taken[number]) + request.count - had > MOST_DEVICES:
+        lacking = request.count - had
+        if len(self.taken[number]) + lacking > MOST_DEVICES:
             return _Outcome.TOO_MANY
-        for position in range(start, len(self._devices)):
+        for position in range(start, len(self._devices) - lacking + 1):  # behind these are too few
             device = self._devices[position]
             if self._effort.steps <= 0:
                 raise SearchTooLongError("no devices found, and there are too many combinations")

@@ -16,6 +16,7 @@ import msgspec
 from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.model import ContainerRequest, ContainerSpec, Pod
+from aliquot.placement import mig
 from scheduler_plugin.core.claims.first_fit import Request, Taken
 from scheduler_plugin.core.cluster.objects import PodObject, pod_facts
 from scheduler_plugin.core.cluster.pods import PodFacts
@@ -77,12 +78,12 @@ def as_container(request: Request) -> ContainerRequest:
     return ContainerRequest(request.name, request.count, memory_bytes, None if cores is None else request.count * int(cores))
 
 
-def as_shares(pod: PodFacts, requests: Iterable[Request]) -> PodFacts:
-    """Return the pod as if it asked for its devices as shares, with its annotations: then placement can judge it."""
+def as_shares(pod: PodFacts, asks: Iterable[ContainerRequest]) -> PodFacts:
+    """Return the pod as if it asked for its devices by resources, with its annotations: placement can judge it then."""
     containers = []
-    for number, request in enumerate(requests):
-        ask = as_container(request)
-        limits = {contract.RESOURCE_VGPU: str(ask.vgpus)}
+    for number, ask in enumerate(asks):
+        limits = {contract.RESOURCE_VGPU: str(ask.vgpus)} if ask.vgpus else {}
+        limits |= {mig.resource_of_profile(profile): str(count) for profile, count in ask.mig}
         if ask.memory_bytes is not None:
             limits[contract.RESOURCE_VGPU_MEMORY] = str(ask.memory_bytes // units.MIB)
         if ask.cores_percent is not None:

@@ -12,13 +12,30 @@ from fractions import Fraction
 from typing import Any
 
 from aliquot import contract
+from aliquot.contract import units
+from aliquot.contract.codec import MigPlace
 from aliquot.contract.errors import ContractError
-from scheduler_plugin.core.claims.first_fit import Amounts, Claim, Device, DeviceKey, Effort, PoolKey, Taken, Usage, predict
+from aliquot.contract.units import parse_quantity
+from scheduler_plugin.core.claims.first_fit import Amounts, Claim, Device, DeviceKey, Effort, PoolKey, Request, Taken, Usage, predict
 from scheduler_plugin.core.claims.objects import claim_of, devices_of
 from scheduler_plugin.core.claims.selecting import check, meets
 from scheduler_plugin.core.claims.stored import ClaimKey, Part, StoredClaim
 
 Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a device for claims comes from."""
+
+    gpu: str
+    """The UUID of its GPU."""
+    counted_as: str
+    """The UUID by which its use is counted: of the GPU or MIG instance, or the name of a place for one."""
+    fixed_mib: int | None = None
+    """The memory of a fixed share."""
+    profile: str = ""
+    """That of a MIG instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +60,8 @@ class Pools:
         """Grows when a class changes: then each prediction may."""
         self.change_count = 0
         """Grows with each change of a slice, class or claim."""
-        self.uuids: dict[DeviceKey, str] = {}
-        """UUIDs of GPUs. They stay when a slice goes, because kubelet deletes all slices when it restarts."""
+        self.origins: dict[DeviceKey, Origin] = {}
+        """Of Aliquot's devices. They stay when a slice goes, because kubelet deletes all slices when it restarts."""
         self._slices: dict[str, Json] = {}
         self._on_node: dict[str, dict[str, Json]] = {}
         """Slices by node and name."""
@@ -69,9 +86,8 @@ class Pools:
         self._on_node.setdefault(node, {})[name] = one
         driver, pool = one["spec"]["driver"], one["spec"]["pool"]["name"]
         for device in one["spec"].get("devices") or ():
-            uuid = (device.get("attributes") or {}).get("uuid")
-            if driver == contract.DRA_DRIVER and uuid:
-                self.uuids[driver, pool, device["name"]] = uuid["string"]
+            if driver == contract.DRA_DRIVER and (origin := _origin_of(device)) is not None:
+                self.origins[driver, pool, device["name"]] = origin
         self._slices_changed(node)
 
     def drop_slice(self, one: Json) -> None:
@@ -174,10 +190,10 @@ class Pools:
         """Whether a node has devices for claims."""
         return bool(self._on_node.get(node))
 
-    @property
-    def has_common(self) -> bool:
-        """Whether there are devices that several nodes can use."""
-        return any(one["spec"].get("devices") for one in self._on_node.get("", {}).values())
+    def may_be_common(self, requests: Iterable[Request]) -> bool:
+        """Whether one of these requests may be for a device that several nodes can use. Those are not in the search."""
+        drivers = {one["spec"]["driver"] for one in self._on_node.get("", {}).values() if one["spec"].get("devices")}
+        return any(_may_be_of(request, driver) for request in requests for driver in drivers)
 
     def read(self, claims: Iterable[StoredClaim]) -> Sequence[Claim]:
         """Return claims as the search reads them. Raises ContractError for what it does not know."""
@@ -234,12 +250,16 @@ class Pools:
         """
         devices = self.planned_on(node)
         rank = {uuid: number for number, uuid in enumerate(first)}
-        in_order = sorted(devices, key=lambda device: rank.get(self.uuids.get(device.key, ""), len(rank)))
+        in_order = sorted(devices, key=lambda device: rank.get(self._counted_as(device.key), len(rank)))
         shared = {device.key for device in devices if device.shared}
         also = ((one.device, one.consumed if one.device in shared else None) for one in besides)
         pools = {device.key[:2] for device in devices}
         used = self._used(pools, gone)
         return predict(in_order, _sum_of([*used, *self._guessed(node, devices, ""), *also]), claims, meets)
+
+    def _counted_as(self, device: DeviceKey) -> str:
+        origin = self.origins.get(device)
+        return "" if origin is None else origin.counted_as
 
     def _used(self, pools: Set[PoolKey], gone: Set[str] = frozenset()) -> list[tuple[DeviceKey, Amounts | None]]:
         """Return what the claims have of some pools. Args: gone: UIDs of claims that do not count."""
@@ -280,6 +300,14 @@ class Pools:
         self.change_count += 1
 
 
+def _may_be_of(request: Request, driver: str) -> bool:
+    """Whether the selectors of a request leave devices of a driver."""
+    try:
+        return all(meets(expression, Device((driver, "", ""))) for expression in request.selectors)
+    except ContractError:  # that depends on the device
+        return True
+
+
 def _sum_of(used: Iterable[tuple[DeviceKey, Amounts | None]]) -> Usage:
     """Add up uses of devices. Without amounts a use has the device alone."""
     alone: set[DeviceKey] = set()
@@ -300,6 +328,18 @@ def _is_planned(device: Device) -> bool:
 
 def _untainted(device: Device) -> Device:
     return replace(device, taints=tuple(taint for taint in device.taints if taint.key != contract.PLANNED))
+
+
+def _origin_of(device: Json) -> Origin | None:
+    """Return what the agent says of a device; None if it names no GPU."""
+    texts = {name: value.get("string") or "" for name, value in (device.get("attributes") or {}).items()}
+    uuid, parent, profile = (texts.get(name, "") for name in ("uuid", "parentUUID", "profile"))
+    if not parent:
+        return Origin(uuid, uuid) if uuid else None
+    if texts.get("type") == "fixed":
+        return Origin(parent, parent, int(parse_quantity(str(device["capacity"]["memory"]["value"]))) // units.MIB)
+    start = device["name"].rpartition("-")[2]  # of a place; an existing instance has a UUID
+    return Origin(parent, uuid or str(MigPlace(parent, profile, int(start) if start.isdecimal() else 0)), profile=profile)
 
 
 def node_of(pool: PoolKey) -> str:

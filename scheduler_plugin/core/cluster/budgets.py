@@ -53,9 +53,12 @@ class Budgets:
         self._by_namespace: dict[str, dict[str, Budget]] = {}
         self._loosened: dict[BudgetKey, Budget] = {}
         """Budgets that now allow more pods to end, or other pods, as they were before the change."""
+        self._counted: dict[BudgetKey, tuple[float, Budget]] = {}
+        """Budgets for which evictions are counted that the watch has not reported: until when, and the last report."""
 
     def put(self, budget: Budget) -> None:
         """Store a new or changed budget."""
+        self._counted.pop(budget.key, None)
         of_namespace = self._by_namespace.setdefault(budget.namespace, {})
         before = of_namespace.get(budget.name)
         if before is not None and (budget.allowed > before.allowed or budget.selector != before.selector):
@@ -64,6 +67,7 @@ class Budgets:
 
     def drop(self, budget: Budget) -> None:
         """Forget a budget."""
+        self._counted.pop(budget.key, None)
         before = self._by_namespace.get(budget.namespace, {}).pop(budget.name, None)
         if before is not None:
             self._loosened[before.key] = before
@@ -81,11 +85,22 @@ class Budgets:
         """Yield all budgets."""
         return (budget for known in self._by_namespace.values() for budget in known.values())
 
-    def note_eviction(self, pod: PodFacts) -> None:
-        """Count a pod for which an eviction was granted, as the API server does at that moment: the watch reports it later."""
-        for namespace, name in self.covering(pod):
-            budget = self._by_namespace[namespace][name]
+    def count_eviction(self, pod: PodFacts, until: float) -> None:
+        """Count a pod for which an eviction was granted, as the API server does at that moment: the watch reports it later.
+
+        Args: until: as for ``expire_counted``. The server does not count a pod that is pending or not ready, and then reports nothing.
+        """
+        for key in self.covering(pod):
+            budget = self._by_namespace[key[0]][key[1]]
+            _, reported = self._counted.get(key, (until, budget))
             self.put(replace(budget, allowed=max(0, budget.allowed - 1), let_go=budget.let_go | {pod.name}))
+            self._counted[key] = until, reported
+
+    def expire_counted(self, now: float) -> None:
+        """Return to the last report of each budget for which the watch should have reported a newer one by now."""
+        for until, reported in list(self._counted.values()):
+            if until <= now:
+                self.put(reported)
 
     def take_loosened(self) -> Collection[Budget]:
         """Return the budgets that allow more pods to end, or other pods, than at the previous call, as they were then."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from aliquot.contract import units
 from aliquot.contract.gpunode import GpuNode
-from aliquot.contract.model import Device, Isolation
+from aliquot.contract.model import Device, Isolation, Utilization
 from aliquot.placement import mig
 from aliquot.placement.demand import GENERIC, PPM, Demand
 from aliquot.placement.device import UNRESERVED_MIN_PERCENT
@@ -98,6 +98,10 @@ class Columns:
         self.used_cores = np.zeros(shape, dtype=np.int64)
         self.used_shares = np.zeros(shape, dtype=np.int64)
         self.unreserved = np.zeros(shape, dtype=np.int64)
+        self.busy_sm = np.zeros(shape, dtype=np.int64)
+        """What the pods on each device use of its multiprocessors, in percent, added up; 0 unless interference counts. ``busy_dram`` alike
+        for the bandwidth of its memory."""
+        self.busy_dram = np.zeros(shape, dtype=np.int64)
         self.used_instances = np.zeros(shape, dtype=np.int64)
         self.instances = np.zeros(shape, dtype=np.int64)
         self.slices = np.zeros(shape, dtype=np.int64)
@@ -213,6 +217,12 @@ class Columns:
         self.used_cores[row, column] += sign * use.cores_percent
         self.used_shares[row, column] += sign * use.shares
         self.unreserved[row, column] += sign * use.unreserved
+        self.touch(row)
+
+    def add_busy(self, row: int, column: int, used: Utilization, sign: int) -> None:
+        """Add what a pod uses of a device; with ``sign`` -1, subtract it."""
+        self.busy_sm[row, column] += sign * used.sm_percent
+        self.busy_dram[row, column] += sign * used.dram_percent
         self.touch(row)
 
     def set_instance_used(self, row: int, column: int, uuid: str, used: bool) -> None:
@@ -405,7 +415,7 @@ class Columns:
     def _device_arrays(self) -> Sequence[npt.NDArray[np.generic]]:
         facts = (self.present, self.healthy, self.cordoned, self.mig, self.capacity_mib, self.used_mib, self.used_cores, self.used_shares)
         more = (self.unreserved, self.used_instances, self.instances, self.slices, self.free_slices, self.numa, self.model, self.kind)
-        return (*facts, *more, self.usable, self.shareable)
+        return (*facts, *more, self.usable, self.shareable, self.busy_sm, self.busy_dram)
 
     def _profile_tables(self) -> Sequence[list[Ints]]:
         return self.mig_capacity, self.mig_room, self.mig_growth, self.mig_size

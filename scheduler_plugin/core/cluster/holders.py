@@ -5,12 +5,13 @@ Invariant: each pod counts once. What was added is remembered and subtracted exa
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from aliquot.contract.gpunode import GpuNode
+from aliquot.contract.model import IDLE, Utilization
 from scheduler_plugin.core.cluster.columns import Columns
 from scheduler_plugin.core.cluster.pods import Footprint
 from scheduler_plugin.core.score.cost import HostDemand
@@ -25,6 +26,8 @@ class Holder:
     node: str
     footprint: Footprint
     demand: HostDemand
+    used: Utilization = IDLE
+    """What it uses of each of its devices, as far as that counts."""
 
 
 @dataclass(slots=True)
@@ -92,6 +95,14 @@ class Holders:
             del self._uids_on[holder.node]
         return bool(holder.footprint)
 
+    def recount(self, used_by: Callable[[str], Utilization]) -> None:
+        """Count what pods use of their devices again. Args: used_by: returns it for the UID of a pod."""
+        for uid, holder in self._by_uid.items():
+            if holder.footprint and (used := used_by(uid)) != holder.used:
+                self._count(holder, -1)
+                self._by_uid[uid] = replace(holder, used=used)
+                self._count(self._by_uid[uid], +1)
+
     @contextmanager
     def without(self, pod_uid: str) -> Iterator[None]:
         """Do not count a pod inside the block."""
@@ -124,6 +135,8 @@ class Holders:
         for uuid, use in holder.footprint.items():
             if (column := node.column_of.get(uuid)) is not None:
                 self._columns.add_use(node.row, column, use, sign)
+                if holder.used is not IDLE:
+                    self._columns.add_busy(node.row, column, holder.used, sign)
             elif uuid in node.column_of_instance:
                 self._count_instance(node, uuid, sign)
 

@@ -24,6 +24,8 @@ MOST: Final = 1 << 32
 """More CPU and RAM than any host has. Larger requests are cut to it: they fit nowhere anyway, and sums must fit into 64 bits."""
 _PLAIN_RESOURCES: Final = frozenset(("cpu", "memory", *contract.RESOURCES_OF_VGPUS))
 _GPU_TAINT: Final = "nvidia.com/gpu"
+_TOLERATED: Final = (_GPU_TAINT, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+"""What pods tolerate without a word of their user: the webhook adds the first, and the API server the others."""
 """Clouds set it on nodes with GPUs, and GPU pods tolerate it (setting tolerateGpuTaint)."""
 _CACHED_QUANTITIES: Final = 8192
 _CACHED_LABELS: Final = 8192
@@ -183,6 +185,12 @@ class Volume(msgspec.Struct, rename="camel"):
         return any(getattr(self, field) is not None for field in self.__struct_fields__)
 
 
+class Toleration(msgspec.Struct):
+    """A toleration of a pod."""
+
+    key: str = ""
+
+
 class PodSpec(msgspec.Struct, rename="camel"):
     """The spec of a pod."""
 
@@ -201,6 +209,7 @@ class PodSpec(msgspec.Struct, rename="camel"):
     affinity: Affinity | None = None
     node_selector: dict[str, str] | None = None
     topology_spread_constraints: list[Spread] | None = None
+    tolerations: list[Toleration] | None = None
 
 
 class ClaimStatus(msgspec.Struct, rename="camel"):
@@ -339,6 +348,7 @@ def pod_facts(item: PodObject) -> PodFacts:
         started_at=more.started_at,
         created_at=more.created_at,
         is_confined=more.is_confined,
+        tolerates=more.tolerates,
         claims=_claims(item) if spec.resource_claims else (),
     )
 
@@ -361,6 +371,7 @@ class _GpuFacts(NamedTuple):
     started_at: float | None = None
     created_at: float | None = None
     is_confined: bool = False
+    tolerates: bool = False
 
 
 _NO_GPU: Final = _GpuFacts()
@@ -379,6 +390,7 @@ def _gpu_facts(item: PodObject) -> _GpuFacts:
         _seconds(item.status.start_time),
         _seconds(metadata.creation_timestamp),
         depends_on_more or _selects_nodes(spec),
+        any(one.key not in _TOLERATED for one in spec.tolerations or ()),
     )
 
 

@@ -69,6 +69,10 @@ class PlanCache:
         if len(self._plans) > _PLANS_KEPT:
             self._plans.popitem(last=False)
 
+    def clear(self) -> None:
+        """Drop all plans."""
+        self._plans.clear()
+
     def forget(self, pod_uid: str) -> None:
         """Drop the plan of a pod."""
         self._plans.pop(pod_uid, None)

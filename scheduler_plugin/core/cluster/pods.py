@@ -82,6 +82,8 @@ class PodFacts:
     is_confined: bool = False
     """Whether it asks for GPUs, and kube-scheduler checks for it what is not known here: a node selector, a required affinity to nodes, or
     what ``is_picky`` lists."""
+    tolerates: bool = False
+    """Whether it asks for GPUs, and may run on nodes with taints other than the one for GPU nodes."""
     claims: tuple[str, ...] = ()
     """Names of its ResourceClaims; empty texts for those that are not made yet."""
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from itertools import takewhile
+from itertools import repeat, takewhile
 from math import inf
 from typing import Final
 
@@ -21,7 +21,7 @@ from aliquot import contract
 from aliquot.contract import codec, units
 from aliquot.contract.errors import ContractError
 from aliquot.contract.gpunode import GpuNode
-from aliquot.contract.model import Device, Isolation, PodAssignment, PodRequest, Policy
+from aliquot.contract.model import Device, Isolation, PodAssignment, PodRequest, Policy, Utilization
 from aliquot.placement.device import DeviceState
 from aliquot.placement.refusal import Refusal
 from scheduler_plugin.core.cluster.columns import Columns
@@ -33,8 +33,10 @@ from scheduler_plugin.core.cluster.members import GangKey, GangMembers, Loss
 from scheduler_plugin.core.cluster.plan import PlanCache, plan_on_node
 from scheduler_plugin.core.cluster.pods import Footprint, PodFacts, Use, footprint
 from scheduler_plugin.core.cluster.soft import SoftWishes
+from scheduler_plugin.core.cluster.utilizations import Utilizations
 from scheduler_plugin.core.cluster.wanted import Wanted
 from scheduler_plugin.core.score.cost import Host, HostDemand, NodeView
+from scheduler_plugin.core.score.interference import NO_AVERSION, Aversion
 from scheduler_plugin.core.score.links import matrix_of
 
 UNKNOWN_ROW: Final = -1
@@ -89,6 +91,7 @@ class ClusterState:
         self.columns = Columns()
         self.wanted = Wanted()
         self.soft = SoftWishes()
+        self.utilizations = Utilizations()
         self.freed_count = 0
         """Grows when a pod may fit that did not fit before: a pod ended, a reservation expired, an inventory changed, a gang got enough
         members, or one more of its members succeeded."""
@@ -122,6 +125,8 @@ class ClusterState:
         self._members = GangMembers()
         self._plans = PlanCache()
         self._part = Part()
+        self._unread: set[str] = set()
+        """Nodes with reports of what pods use that were not read yet."""
 
     # --- what is known ---
 
@@ -205,13 +210,17 @@ class ClusterState:
         """Return the pods of a gang that succeeded, by UID. They are forgotten when another member is deleted or all have ended."""
         return self._members.succeeded(key)
 
-    def device_states(self, node: str) -> tuple[DeviceState, ...]:
-        """Return the devices of a node in the scalar form of placement; empty for a node without inventory."""
+    def device_states(self, node: str, aversion: Aversion = NO_AVERSION) -> tuple[DeviceState, ...]:
+        """Return the devices of a node in the scalar form of placement; empty for a node without inventory.
+
+        Args: aversion: that of the pod to place.
+        """
         known = self._nodes.get(node)
         if known is None:
             return ()
         columns, row, gpu = self.columns, known.row, known.gpu
         sums = (array[row].tolist() for array in (columns.used_mib, columns.used_cores, columns.used_shares, columns.unreserved))
+        averted = repeat(0) if aversion is NO_AVERSION else map(aversion.cost_ppm, self._slowdowns_ppm(known, aversion))
         return tuple(
             DeviceState(
                 entry.device,
@@ -223,12 +232,19 @@ class ClusterState:
                 max_shares=gpu.shares_per_gpu,
                 healthy=entry.healthy,
                 cordoned=gpu.is_cordoned(entry.device.uuid),
+                aversion_ppm=aversion_ppm,
             )
-            for entry, used_mib, used_cores, used_shares, unreserved in zip(gpu.devices, *sums, strict=False)  # columns are padded
-        )
+            for entry, used_mib, used_cores, used_shares, unreserved, aversion_ppm in zip(gpu.devices, *sums, averted, strict=False)
+        )  # columns are padded
 
-    def view(self, node: str) -> NodeView:
-        """Return a node in the form of the scalar score."""
+    def _slowdowns_ppm(self, known: InventoriedNode, aversion: Aversion) -> Iterable[int]:
+        """Return for each device of a node how much slower the pod would be there because of other pods."""
+        columns, row, count = self.columns, known.row, len(known.gpu.devices)
+        busy = zip(columns.busy_sm[row, :count].tolist(), columns.busy_dram[row, :count].tolist(), strict=True)
+        return [aversion.slowdown_ppm(Utilization(*used)) for used in busy]
+
+    def view(self, node: str, aversion: Aversion = NO_AVERSION) -> NodeView:
+        """Return a node in the form of the scalar score. Args: aversion: that of the pod to rate."""
         known = self._nodes[node]
         columns, row = self.columns, known.row
         host = Host(
@@ -236,7 +252,9 @@ class ClusterState:
         )
         matrix = matrix_of([entry.device for entry in known.gpu.devices], known.gpu.links)
         table = columns.demand_table
-        return NodeView(self.device_states(node), matrix, host, table.demand, table.scarcity_of_kind, table.seat_values)
+        slowdowns_ppm = () if aversion is NO_AVERSION else tuple(self._slowdowns_ppm(known, aversion))
+        states = self.device_states(node, aversion)
+        return NodeView(states, matrix, host, table.demand, table.scarcity_of_kind, table.seat_values, slowdowns_ppm)
 
     def plan(self, node: str, request: PodRequest, policy: Policy, pod_uid: str) -> PodAssignment | Refusal:
         """Choose devices for a pod on a node, as if the pod held nothing there yet. Cached until the node changes."""
@@ -248,7 +266,9 @@ class ClusterState:
             return cached
         with self.without(pod_uid):
             demand = columns.demand_table.demand
-            outcome = plan_on_node(self.device_states(node), request, policy, known.gpu.links, pod_uid, demand)
+            used = self.utilizations.of(self._pods.get(pod_uid))
+            aversion = self.utilizations.aversion(used, request.preferences.policy or policy)
+            outcome = plan_on_node(self.device_states(node, aversion), request, policy, known.gpu.links, pod_uid, demand)
         # The number of the change is read again: leaving the pod out and counting it again changed the row.
         self._plans.put(pod_uid, int(columns.changed[known.row]), request, policy, outcome)
         return outcome
@@ -316,6 +336,11 @@ class ClusterState:
         if known is not None and known.gpu == gpu:
             return
         self._note(Event(node=gpu))
+        if gpu.utilization:
+            self._unread.add(gpu.name)
+        if known is not None and replace(known.gpu, utilization=gpu.utilization) == gpu:
+            known.gpu = gpu
+            return
         with self._holders.uncounted_on(gpu.name):
             if known is None:
                 row = self.columns.add_row()
@@ -409,7 +434,8 @@ class ClusterState:
         self.soft.put(pod)
         self._reservations.pop(pod.uid, None)
         self._passes.pop(pod.uid, None)
-        self._hold(pod.uid, Holder(pod.node_name, self._footprint(pod), HostDemand(pod.cpu_milli, pod.memory_mib)))
+        demand = HostDemand(pod.cpu_milli, pod.memory_mib)
+        self._hold(pod.uid, Holder(pod.node_name, self._footprint(pod), demand, self.utilizations.of(pod)))
 
     def drop_pod(self, uid: str) -> None:
         """Forget a pod that ended or was deleted; its room is free."""
@@ -467,6 +493,24 @@ class ClusterState:
             self._pods_changed.pop(node, None)
             self._pods_changed[node] = self.pod_change_count
 
+    def read_utilization(self) -> None:
+        """Learn from the agents' reports since the last call, and count all pods by what is known now."""
+        for name in [*self._unread]:
+            node = self._nodes.get(name)
+            if node is None or self._learn_from(node.gpu):
+                self._unread.discard(name)
+        if self.utilizations.settle():
+            self._holders.recount(lambda uid: self.utilizations.of(self._pods.get(uid)))
+            self._plans.clear()
+
+    def _learn_from(self, gpu: GpuNode) -> bool:
+        """Learn from the report of one node; return whether all its pods are known."""
+        found = [(self._pods.get(entry.pod_uid), entry.used) for entry in gpu.utilization]
+        for pod, used in found:
+            if pod is not None:
+                self.utilizations.learn(pod, used)
+        return all(pod is not None for pod, _ in found)
+
     # --- reservations ---
 
     def reserve(self, reservation: Reservation) -> None:
@@ -476,7 +520,8 @@ class ClusterState:
             return
         self._note(Event(held=_held(reservation)))
         self._reservations[reservation.pod_uid] = reservation
-        self._hold(reservation.pod_uid, Holder(reservation.node, reservation.footprint, reservation.demand))
+        used = self.utilizations.of(pod)
+        self._hold(reservation.pod_uid, Holder(reservation.node, reservation.footprint, reservation.demand, used))
 
     def release(self, pod_uid: str) -> None:
         """Drop a pod's reservation."""

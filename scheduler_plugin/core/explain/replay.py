@@ -96,6 +96,7 @@ def restore(snapshot: Snapshot) -> ClusterState:
     if snapshot.version != VERSION:
         raise SnapshotError(f"expected a snapshot of version {VERSION}, found {snapshot.version}: use aliquot of the scheduler's version")
     state, picture = ClusterState(), snapshot.picture
+    state.utilizations.weigh(snapshot.rules.weights)
     state.replace_gpu_nodes(picture.nodes.values())
     state.replace_hosts(picture.hosts)
     for name, labels in picture.places.items():
@@ -109,6 +110,7 @@ def restore(snapshot: Snapshot) -> ClusterState:
         _apply(state, event)
     for node in snapshot.closed_nodes:
         state.set_closed(node, closed=True)
+    state.read_utilization()
     state.wanted.take()
     state.columns.set_demand(Demand(snapshot.shapes))
     return state
@@ -145,7 +147,8 @@ def _answer(snapshot: Snapshot, document: Recorded, asked: Sequence[str], standi
         raise SnapshotError(f"expected a pod that can be placed: {exc}") from exc
     shapes = Shapes(state, snapshot.rules.weights)
     with state.without(pod.uid):
-        verdict = shapes.verdict(PodShape.of(request, snapshot.rules.default_policy, HostDemand(pod.cpu_milli, pod.memory_mib)))
+        demand, used = HostDemand(pod.cpu_milli, pod.memory_mib), state.utilizations.of(pod)
+        verdict = shapes.verdict(PodShape.of(request, snapshot.rules.default_policy, demand, used))
     rows = rows_of(state, asked)
     reasons = reasons_for(verdict, rows)
     fitting = rows[reasons == NodeReason.FITS.value]

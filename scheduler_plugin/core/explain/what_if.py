@@ -155,7 +155,8 @@ class WhatIf:
         if pod.gpu is None:
             return "it asks for no GPU"
         try:
-            return PodShape.of(pod_request(pod.gpu), self._policy, HostDemand(pod.cpu_milli, pod.memory_mib))
+            demand, used = HostDemand(pod.cpu_milli, pod.memory_mib), self._state.utilizations.of(pod)
+            return PodShape.of(pod_request(pod.gpu), self._policy, demand, used)
         except RequestError as exc:
             return str(exc)
 

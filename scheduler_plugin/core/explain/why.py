@@ -166,7 +166,7 @@ def explain_pod(
         request = exc
     if isinstance(request, RequestError):
         return Why(name, pod.uid, refusal=str(request)), Questions()
-    shape = PodShape.of(request, default_policy, HostDemand(pod.cpu_milli, pod.memory_mib))
+    shape = PodShape.of(request, default_policy, HostDemand(pod.cpu_milli, pod.memory_mib), state.utilizations.of(pod))
     scope = Scope.of(state, asked)
     left_out = None if scope.left_out is None else len(scope.left_out)
     with state.without(pod.uid):

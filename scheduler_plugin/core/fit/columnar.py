@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aliquot.contract import units
-from aliquot.contract.model import ContainerRequest, Isolation, NumaMode, Policy, Preferences
+from aliquot.contract.model import IDLE, ContainerRequest, Isolation, NumaMode, Policy, Preferences, Utilization
 from aliquot.placement import model_name
 from aliquot.placement.demand import PPM
 from aliquot.placement.device import UNRESERVED_MIN_PERCENT
@@ -24,6 +24,15 @@ from scheduler_plugin.core.cluster.plan import burst_of
 from scheduler_plugin.core.cluster.reasons import OF_REJECT, NodeReason
 from scheduler_plugin.core.score.cost import FREE_PPM, MAX_SCARCITY, REFERENCE_GPUS, HostDemand, Weights
 from scheduler_plugin.core.score.demand_table import Floats, room_ppm
+from scheduler_plugin.core.score.interference import (
+    DRAM_KNEE_PERCENT,
+    DRAM_SLOPE_PPM,
+    MILLI,
+    SM_KNEE_PERCENT,
+    SM_SLOPE_PPM,
+    Aversion,
+    loss_ppm,
+)
 from scheduler_plugin.core.score.links import REFERENCE_QUALITY
 
 _REJECTS: Final = tuple(Reject)
@@ -59,6 +68,8 @@ class RatingQuery:
     preferences: Preferences
     policy: Policy
     demand: HostDemand
+    used: Utilization = IDLE
+    """What the container will probably use of each of its GPUs; only the term ``interference`` depends on it."""
 
 
 def evaluate(columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights) -> Evaluation:
@@ -80,8 +91,8 @@ def evaluate(columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights) -
 
 
 def cost_on(columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights, devices: Bools) -> Floats:
-    """Return the cost of rows where one container gets these devices, as many as it asks for. Derived columns must be up to date."""
-    return _vgpu_cost(columns, rows, ask, weights, devices)[0]
+    """Return the cost of rows where one container gets these devices, or MIG instances on them. Derived columns must be up to date."""
+    return _cost(columns, rows, ask, weights, devices)[0]
 
 
 def fits_alone(columns: Columns, rows: Rows, ask: RatingQuery) -> Bools:
@@ -466,7 +477,8 @@ def _cost(columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights, fitt
 def _vgpu_cost(columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights, fitting: Bools) -> tuple[Floats, Ints]:
     vgpus, free_mib, room = ask.request.vgpus, columns.free_mib[rows], columns.room[rows]
     taken = _taken(columns, rows, ask, free_mib)
-    nominal = _choose(columns, rows, ask, fitting, _keys(columns, rows, ask, fitting, taken))
+    averted = _Averted.of(columns, rows, ask, weights) if weights.interference else None
+    nominal = _choose(columns, rows, ask, fitting, _keys(columns, rows, fitting, _device_cost(columns, rows, ask, taken, averted)))
     chosen = nominal.chosen
     at = chosen + np.arange(0, fitting.size, fitting.shape[1])[:, None]  # flat indices are faster
     left_mib, devices = taken.mib.take(at), columns.devices[rows]
@@ -480,7 +492,7 @@ def _vgpu_cost(columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights,
         left_room.put(at, taken.room.take(at))
         cost += weights.policy * _fragmentation_growth(columns, rows, ask.demand, left_room, seated)
     else:
-        cost += weights.policy * (nominal.cost / (FREE_PPM * vgpus))
+        cost += weights.policy * (_cost_by_policy(nominal, averted, at) / (FREE_PPM * vgpus))
     # Most clusters have one kind of device: then no kind is scarce, and this pass is skipped.
     if weights.scarce and columns.demand_table.scarcity_of_kind:
         scarcity = columns.demand_table.scarcity.take(columns.kind[rows].take(at))
@@ -497,7 +509,26 @@ def _vgpu_cost(columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights,
     cost += weights.whole_node * _seat_part(columns, rows) * (columns.node_whole[rows] & (devices > vgpus))
     if weights.free:
         cost += weights.free * after
+    if averted is not None:
+        cost += weights.interference * (averted.slowdown_ppm.take(at).sum(axis=1) / (PPM * vgpus))
     return cost, chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Averted:
+    """How much the pod avoids each device because of other pods, as score.interference.Aversion finds it."""
+
+    slowdown_ppm: Ints
+    cost_ppm: Ints
+
+    @classmethod
+    def of(cls, columns: Columns, rows: Rows, ask: RatingQuery, weights: Weights) -> "_Averted":
+        """Compute it for all devices of some rows."""
+        aversion = Aversion.of(ask.used, weights.interference, ask.policy)
+        sm = np.maximum(0, columns.busy_sm[rows] + (ask.used.sm_percent - SM_KNEE_PERCENT))
+        dram = np.maximum(0, columns.busy_dram[rows] + (ask.used.dram_percent - DRAM_KNEE_PERCENT))
+        slowdown = np.minimum(PPM, SM_SLOPE_PPM * sm + DRAM_SLOPE_PPM * dram - loss_ppm(ask.used))
+        return cls(slowdown, slowdown * aversion.factor_milli // MILLI)
 
 
 def host_cost(columns: Columns, rows: Rows, policy: Policy, demand: HostDemand, weights: Weights) -> Floats:
@@ -542,9 +573,9 @@ def _instance_growth(columns: Columns, rows: Rows, ask: RatingQuery, fitting: Bo
     return mean
 
 
-def _keys(columns: Columns, rows: Rows, ask: RatingQuery, fitting: Bools, taken: _Taken) -> Ints:
+def _keys(columns: Columns, rows: Rows, fitting: Bools, device_cost: Ints) -> Ints:
     """Return one number per device by which score.nominal orders them: cost, open links and column, packed from high to low bits."""
-    keys = _device_cost(columns, rows, ask, taken) << (OPEN_BITS + COLUMN_BITS)
+    keys = device_cost << (OPEN_BITS + COLUMN_BITS)
     keys |= columns.order[rows]
     np.copyto(keys, _NEVER, where=~fitting)
     return keys
@@ -563,8 +594,18 @@ def _taken(columns: Columns, rows: Rows, ask: RatingQuery, free_mib: Ints) -> _T
     return _Taken(left_mib, left_cores, left_shares, room_ppm(left_mib, capacity, left_cores), seated)
 
 
-def _device_cost(columns: Columns, rows: Rows, ask: RatingQuery, taken: _Taken) -> Ints:
+def _cost_by_policy(nominal: _Nominal, averted: _Averted | None, at: Ints) -> Ints:
+    """Return the sum of the chosen devices' costs without what the pod avoids. Args: at: their flat indices."""
+    return nominal.cost if averted is None else nominal.cost - averted.cost_ppm.take(at).sum(axis=1)
+
+
+def _device_cost(columns: Columns, rows: Rows, ask: RatingQuery, taken: _Taken, averted: _Averted | None) -> Ints:
     """Rate each device as aliquot.placement.score.cost does. The number is invalid for devices on which the request does not fit."""
+    by_policy = _device_cost_by_policy(columns, rows, ask, taken)
+    return by_policy if averted is None else by_policy + averted.cost_ppm
+
+
+def _device_cost_by_policy(columns: Columns, rows: Rows, ask: RatingQuery, taken: _Taken) -> Ints:
     if ask.policy is Policy.TOPOLOGY:
         return np.zeros_like(taken.mib)
     if taken.seated is not None:

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from aliquot.contract.model import PodRequest, Policy
+from aliquot.contract.model import IDLE, PodRequest, Policy, Utilization
 from aliquot.placement.choose import choose_pod
 from aliquot.placement.refusal import Refusal
 from scheduler_plugin.core.cluster.columns import Bools, Ints, Rows
@@ -63,19 +63,21 @@ class PodShape:
     request: PodRequest
     policy: Policy
     demand: HostDemand
+    used: Utilization = IDLE
+    """What the pod will probably use of each of its GPUs, as far as that counts."""
     _hash: int = field(init=False, repr=False, compare=False)
     """Computed once: a decision makes half a dozen look-ups by its shape."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.request, self.policy, self.demand)))
+        object.__setattr__(self, "_hash", hash((self.request, self.policy, self.demand, self.used)))
 
     def __hash__(self) -> int:
         return self._hash
 
     @classmethod
-    def of(cls, request: PodRequest, default_policy: Policy, demand: HostDemand) -> "PodShape":
+    def of(cls, request: PodRequest, default_policy: Policy, demand: HostDemand, used: Utilization = IDLE) -> "PodShape":
         """Reduce a pod's request to its shape."""
-        return cls(shape_of(request), request.preferences.policy or default_policy, demand)
+        return cls(shape_of(request), request.preferences.policy or default_policy, demand, used)
 
 
 @dataclass(slots=True)
@@ -329,7 +331,8 @@ class Shapes:
     def _search(self, shape: PodShape, node: str) -> tuple[NodeReason, int]:
         """Place the whole request on one node by placement's search; return the result and its cost, in containers placed."""
         state, gpu = self._state, self._state.gpu_node(node)
-        states, demand = state.device_states(node), state.columns.demand_table.demand
+        aversion = state.utilizations.aversion(shape.used, shape.policy)
+        states, demand = state.device_states(node, aversion), state.columns.demand_table.demand
         links = () if gpu is None else gpu.links
         choice = choose_pod(states, shape.request, shape.policy, links=links, seed=FILTER_SEED, demand=demand)
         containers = len(shape.request.containers)
@@ -344,7 +347,8 @@ def _has_parts(shape: PodShape) -> bool:
 
 
 def _asks(shape: PodShape) -> list[RatingQuery]:
-    return [RatingQuery(request, shape.request.preferences, shape.policy, shape.demand) for request in shape.request.containers]
+    preferences, containers = shape.request.preferences, shape.request.containers
+    return [RatingQuery(request, preferences, shape.policy, shape.demand, shape.used) for request in containers]
 
 
 def blank(rows: int) -> Verdict:

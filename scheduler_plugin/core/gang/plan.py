@@ -346,7 +346,8 @@ class Planner:
         request = self.requests.of(pod)
         if request is None or isinstance(request, RequestError):
             return None
-        return PodShape.of(request, self.default_policy, HostDemand(pod.cpu_milli, pod.memory_mib))
+        demand, used = HostDemand(pod.cpu_milli, pod.memory_mib), self.state.utilizations.of(pod)
+        return PodShape.of(request, self.default_policy, demand, used)
 
     def _forget(self, members: Sequence[PodFacts]) -> list[Reservation]:
         """Drop the members' reservations; return them."""

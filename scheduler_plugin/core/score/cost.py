@@ -18,6 +18,8 @@ open_device  part of the devices that were empty and are shared now
 whole_node   how much pods with several GPUs need nodes like this one, when it was whole and keeps free devices; for MIG instances when it
              was unused
 free         the free part of the node's GPU memory afterwards
+interference by how much the pods on the devices taken are expected to slow the pod down (``interference.py``); with weight 0 nothing of it
+             is computed
 
 The cost of a pod of several containers is the mean over its containers, init containers excepted, each as if it came alone.
 
@@ -72,6 +74,7 @@ class Weights:
     open_device: float
     whole_node: float
     free: float
+    interference: float = 0.0
 
     @property
     def reach(self) -> float:
@@ -176,6 +179,8 @@ class NodeView:
     demand: Demand = GENERIC
     scarcity: Scarcity = field(default_factory=dict)
     seat_values: Mapping[Kind, float] = field(default_factory=dict)
+    slowdowns_ppm: tuple[int, ...] = ()
+    """By device, how much slower the pod would be there because of other pods; empty if that does not count."""
 
     @property
     def unit(self) -> int:
@@ -223,6 +228,7 @@ class Terms:
     open_device: float = 0.0
     whole_node: float = 0.0
     free: float = 0.0
+    interference: float = 0.0
 
     def cost(self, weights: Weights) -> float:
         """Return the weighted sum."""
@@ -287,6 +293,7 @@ def vgpu_terms(
         open_device=sum(view.states[i].empty and after[i].free_memory_bytes > 0 for i in touched) / len(touched),
         whole_node=view.seat_part * (len(touched) < len(view.states) and view.whole),
         free=gpu_after,
+        interference=sum(view.slowdowns_ppm[i] for i in touched) / (PPM * len(touched)) if view.slowdowns_ppm else 0.0,
     )
 
 

@@ -12,6 +12,7 @@ from agent.adapters.container_files import GrantFiles
 from agent.adapters.kubelet_checkpoint import KubeletCheckpointFile
 from agent.adapters.ledger_files import LedgerFiles
 from agent.adapters.node_files import RowFile
+from agent.adapters.shim_store import ARTEFACTS
 from agent.core.cdi_scans import ScanPace
 from agent.core.conflict import Evidence
 from agent.core.health import HealthRules
@@ -266,6 +267,9 @@ class FakeShim:
         self._directory = directory
 
     def installed(self) -> Path:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for name in ARTEFACTS:
+            (self._directory / name).touch()
         return self._directory
 
     def sweep(self, mentioned: Callable[[Iterable[str]], Set[str]]) -> Sequence[str]:

@@ -63,6 +63,7 @@ class FakeApi:
         pod = "/api/v1/namespaces/{namespace}/pods/{name}"
         application.router.add_get(pod, self._get)
         application.router.add_patch(pod, self._patch)
+        application.router.add_patch(pod + "/status", self._patch_status)
         application.router.add_post(pod + "/binding", self._bind)
         application.router.add_post(pod + "/eviction", self._evict)
         application.router.add_post("/api/v1/namespaces/{namespace}/events", self._post_event)
@@ -210,6 +211,19 @@ class FakeApi:
             return failure(409, "the UID differs")
         changed = json.loads(json.dumps(item))
         changed["metadata"].setdefault("annotations", {}).update(patch["metadata"]["annotations"])
+        await self._record("pods", "MODIFIED", key, changed)
+        return web.json_response(changed)
+
+    async def _patch_status(self, request: web.Request) -> web.Response:
+        key = (request.match_info["namespace"], request.match_info["name"])
+        item, patch = self.objects["pods"].get(key), await request.json()
+        if item is None:
+            return failure(404, "not found")
+        if patch["metadata"]["uid"] != item["metadata"]["uid"]:
+            return failure(409, "the UID differs")
+        if item["spec"].get("nodeName") and "nominatedNodeName" in patch["status"]:
+            return failure(422, "a bound pod takes no nomination")
+        changed = {**item, "status": merge_patch(item.get("status", {}), patch["status"])}
         await self._record("pods", "MODIFIED", key, changed)
         return web.json_response(changed)
 

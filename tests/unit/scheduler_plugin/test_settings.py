@@ -121,6 +121,14 @@ def test_alpha_setting_needs_its_gate(arguments, says):
         Settings.load(["--webhook-address", "", *arguments], {})
 
 
+def test_weight_of_interference_needs_its_gate(tmp_path):
+    file = tmp_path / "scheduler.yaml"
+    file.write_text("webhookAddress: ''\nweights: {frag: {interference: 1.0}}\n")
+    with pytest.raises(SettingsError, match="weights: interference is set, but the alpha feature Interference is off: set featureGates"):
+        Settings.load(["--config", str(file)], {})
+    assert Settings.load(["--config", str(file), "--feature-gates", "Interference=true"], {}).weights[Policy.FRAG].interference == 1.0
+
+
 def test_components_open_gates_beside_those_of_the_setting():
     environ = {"ALIQUOT_FEATURE_GATES_GANGS_FROM_OWNERS": "GangsFromOwners=true"}
     opened = Settings.load([*NO_WEBHOOK, "--feature-gates", "Consolidation=true"], environ).gates.opened

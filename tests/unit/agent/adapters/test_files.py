@@ -22,7 +22,7 @@ from agent.adapters.container_files import GrantFiles
 from agent.adapters.durable import TEMPORARY_SUFFIX, make_directory, remove_tree, write_whole
 from agent.adapters.ledger_files import LedgerFiles
 from agent.adapters.node_files import PageFile, boot_id, load_secret
-from agent.adapters.shim_store import ARTEFACTS, ShimStore, install_shim
+from agent.adapters.shim_store import ARTEFACTS, CONTAINERS, ShimStore, install_shim
 from agent.core.cdi import CapabilityNode, file_name
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.node_pages import PRIORITY, TURNS
@@ -38,6 +38,8 @@ from agent.core.region_layout import (
 )
 from agent.core.slow_regions import REST_MOST_SECONDS
 from agent.errors import ShimError, StorageError
+from tests.fakes.damage import DAMAGES, damage
+from tests.fakes.leases import REASON, can_be_leased, lease
 from tests.fakes.regions import empty_region, foreign_region
 from tests.unit.agent.builders import grant, ids, pod, share
 from tests.unit.agent.fakes import FakeClock
@@ -749,6 +751,75 @@ class TestShimStore:
         assert store.sweep(cdi.mentioned) == [str(versions[1])]
         assert store.sweep(cdi.mentioned) == []
         assert versions[2].is_dir()
+
+    def test_copies_for_containers_are_no_version(self, tmp_path, source):
+        store = ShimStore(source, tmp_path / "store")
+        files = GrantFiles(tmp_path / "containers", libraries=tmp_path / "store" / CONTAINERS)
+        copies = files.copy_shim("aaaa", store.installed(), ARTEFACTS)
+        assert store.sweep(lambda _: set()) == []
+        assert {path.name for path in copies.iterdir()} == set(ARTEFACTS)
+
+
+class TestCopiesOfShim:
+    """Each container's own libraries."""
+
+    @pytest.fixture
+    def version(self, tmp_path) -> Path:
+        directory = tmp_path / "version"
+        directory.mkdir()
+        for name in ARTEFACTS:
+            (directory / name).write_bytes(name.encode())
+        return directory
+
+    @pytest.fixture
+    def files(self, tmp_path) -> GrantFiles:
+        return GrantFiles(tmp_path / "containers", libraries=tmp_path / "libraries")
+
+    def test_two_containers_share_no_inode_with_each_other_or_the_version(self, files, version):
+        places = [files.copy_shim(identifier, version, ARTEFACTS) for identifier in ("aaaa", "bbbb")]
+        inodes = {path.stat().st_ino for place in (*places, version) for path in place.iterdir()}
+        assert len(inodes) == 3 * len(ARTEFACTS)
+        assert {mode(path) for place in places for path in place.iterdir()} == {0o555}
+        assert {mode(place) for place in places} == {0o755}
+
+    def test_copy_is_kept_as_long_as_it_is_the_same(self, files, version):
+        copy = files.copy_shim("aaaa", version, ["libcuda.so.1"]) / "libcuda.so.1"
+        before = copy.stat().st_ino
+        files.copy_shim("aaaa", version, ["libcuda.so.1"])
+        assert copy.stat().st_ino == before
+        (version / "libcuda.so.1").write_bytes(b"newer")
+        files.copy_shim("aaaa", version, ["libcuda.so.1"])
+        assert (copy.stat().st_ino == before, copy.read_bytes()) == (False, b"newer")
+
+    @pytest.mark.parametrize("how", DAMAGES)
+    def test_damaged_copy_is_replaced(self, files, version, how):
+        copy = files.copy_shim("aaaa", version, ["libcuda.so.1"]) / "libcuda.so.1"
+        damage(copy, how)
+        files.copy_shim("aaaa", version, ["libcuda.so.1"])
+        assert copy.is_file()
+        assert not copy.is_symlink()
+        assert copy.read_bytes() == b"libcuda.so.1"
+
+    def test_copy_with_a_lease_is_replaced_without_waiting(self, files, version):
+        copy = files.copy_shim("aaaa", version, ["libcuda.so.1"]) / "libcuda.so.1"
+        if not can_be_leased(copy):
+            pytest.skip(REASON)
+        before = copy.stat().st_ino
+        with lease(copy, "write") as held:
+            assert held
+            files.copy_shim("aaaa", version, ["libcuda.so.1"])
+            assert copy.stat().st_ino != before
+
+    def test_copies_go_with_their_grant(self, files, version, tmp_path):
+        files.copy_shim("aaaa", version, ARTEFACTS)
+        assert files.ids() == ["aaaa"], "known as a stray even without other files"
+        files.remove("aaaa")
+        assert files.ids() == []
+        assert not (tmp_path / "libraries/aaaa").exists()
+
+    def test_missing_version_is_named(self, files, tmp_path):
+        with pytest.raises(StorageError, match=r"gone/libcuda.so.1: it is not there"):
+            files.copy_shim("aaaa", tmp_path / "gone", ["libcuda.so.1"])
 
 
 class TestSecret:

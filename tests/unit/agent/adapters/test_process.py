@@ -9,15 +9,21 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
 from agent.adapters import http_server
 from agent.adapters.http_server import HEAD_BYTES_MAX, MOST_CONNECTIONS, PAGE_THREADS, StatusServer
 from agent.adapters.simulation import driver_library, prepare_node
 from agent.ports.status_page import Page
+from agent.services.monitor import with_readable_versions
 from aliquot.process.settings import SettingsError
+from tests.fakes.hostile_requests import malformed
 from tests.fakes.networks import LOOPBACKS, WITHOUT_IPV6
 
 PATIENCE_SECONDS = 30
@@ -229,6 +235,55 @@ class TestClientsThatMeanIll:
             assert get(server, "/healthz") == OK.body
         assert capfd.readouterr().err == ""
         assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
+
+
+HEADS = [
+    b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: application/openmetrics-text; version=1.0.0\r\n",
+    b"GET /metrics?name=x HTTP/1.1\r\nAccept: text/plain;q=0.5,*/*;version=1.x\r\n",
+    b"GET /healthz HTTP/1.1\r\nHost: x\r\n",
+    b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\nContent-Encoding: gzip\r\n",
+]
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(malformed(HEADS), min_size=20, max_size=20))
+def test_malformed_request_is_never_a_500_and_logs_nothing(requests):
+    def metrics(accept: str) -> Page:
+        encode, content_type = choose_encoder(with_readable_versions(accept))
+        return Page(200, content_type, encode(CollectorRegistry()))
+
+    with logged(http_server.logger) as records, serving({"/metrics": metrics, "/healthz": lambda _: OK}) as server:
+        for sent in requests:
+            answer = answer_to(server, sent)
+            assert answer == b"" or answer.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 404 ", b"HTTP/1.1 405 ")), sent
+        assert get(server, "/healthz") == OK.body
+    assert [record.getMessage() for record in records] == []
+
+
+def answer_to(server: StatusServer, sent: bytes) -> bytes:
+    """Return the first line of the answer; nothing where the server closes the connection."""
+    with connected(server) as client, suppress(ConnectionError):
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        return client.makefile("rb").readline()
+    return b""
+
+
+@contextmanager
+def logged(logger: logging.Logger) -> Iterator[list[logging.LogRecord]]:
+    """Yield the records that a logger makes, above those for debugging."""
+    records: list[logging.LogRecord] = []
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    handler = Keeper(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield records
+    finally:
+        logger.removeHandler(handler)
 
 
 class TestSimulation:

@@ -20,8 +20,8 @@ from agent.core.publishing import (
 )
 from aliquot.contract import gpunode
 from aliquot.contract.errors import ContractError
-from aliquot.contract.gpunode import NO_CORDON, Cordon
-from aliquot.contract.model import Isolation, Link, LinkKind
+from aliquot.contract.gpunode import NO_CORDON, Cordon, PodUtilization
+from aliquot.contract.model import Isolation, Link, LinkKind, Utilization
 from tests.unit.agent.builders import gpu, instance, inventory, reading
 
 FACTS = NodeFacts("node-1", "1.2.3", 16)
@@ -80,6 +80,12 @@ def test_memory_burst_limit_is_published_urgently_when_allowed():
     assert "memoryOversubscription" not in status(inventory())
     assert generous["memoryOversubscription"] == 1.5
     assert is_urgent(status(inventory()), generous)
+
+
+def test_use_of_pods_is_published_and_can_wait():
+    used = status_of(gpu_node(FACTS, inventory(), (Isolation.SHIM,), [PodUtilization("u1", Utilization(80, 40))]))
+    assert used["utilization"] == [{"podUid": "u1", "smPercent": 80, "dramPercent": 40}]
+    assert not is_urgent(status(inventory()), used)
 
 
 def test_the_first_status_is_urgent():

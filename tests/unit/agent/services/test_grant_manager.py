@@ -22,9 +22,9 @@ def disk(tmp_path) -> Disk:
     return Disk(tmp_path)
 
 
-async def commit(manager, one, *superseded, spec=lambda: {"kind": "x"}):
+async def commit(manager, one, *superseded, spec=lambda: {"kind": "x"}, start_seconds=0.0):
     planned = Planned(one, superseded, Preferences())
-    await manager.commit(planned, limits_of(one, FailPolicy.CLOSED), spec, inventory(), 16)
+    await manager.commit(planned, limits_of(one, FailPolicy.CLOSED), spec, inventory(), 16, start_seconds=start_seconds)
 
 
 def on_disk(disk: Disk) -> tuple[set[str], set[str], set[str]]:
@@ -361,6 +361,13 @@ class TestWhatTheRuntimeStillHas:
         assert OTHER.grant_id in disk.cdi.ids()
         clock.seconds += 10
         await asyncio.wait_for(second, 60)
+
+    async def test_scan_may_end_while_runtime_prepares_start(self, disk, clock, patience):
+        manager = disk.manager(
+            clock, ScanPace(seconds_per_byte=1.0, least_forgetting_seconds=0.0, most_forgetting_seconds=20.0), patience.pause
+        )
+        await asyncio.wait_for(commit(manager, ONE, spec=lambda: {"kind": "as large as a spec is"}), 60)  # a scan of 10 s
+        await asyncio.wait_for(commit(manager, OTHER, start_seconds=10.0), 60)
 
 
 @pytest.mark.timeout(60)

@@ -42,7 +42,7 @@ STEPS = {
     "checkpoint": ("remembered",),
     "shim": ("installed",),
     "store": ("write", "remove"),
-    "files": ("prepare", "remove", "link_shim"),
+    "files": ("prepare", "copy_shim", "remove", "link_shim"),
     "cdi": ("write", "remove"),
     "records": ("write", "remove"),
     "partitions": ("create", "destroy"),

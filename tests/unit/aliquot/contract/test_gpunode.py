@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from aliquot import contract
 from aliquot.contract import gpunode, units
 from aliquot.contract.errors import AliquotError, ContractError
-from aliquot.contract.gpunode import GpuDevice, GpuNode, decode_gpu_node, encode_gpu_node
-from aliquot.contract.model import Device, Isolation, Link, LinkKind, MediaEngines, MigInstance
+from aliquot.contract.gpunode import GpuDevice, GpuNode, PodUtilization, decode_gpu_node, encode_gpu_node
+from aliquot.contract.model import Device, Isolation, Link, LinkKind, MediaEngines, MigInstance, Utilization
 
 CRD = Path(__file__).parents[4] / "deploy/daemonset/base/crd-gpunodes.yaml"
 
@@ -36,6 +36,7 @@ PCIE = [kind for kind in LinkKind if kind is not LinkKind.NVLINK]
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 small = st.integers(0, gpunode.MAX_MINOR)
 engines = st.none() | st.builds(MediaEngines, small, small, small, small)
+uses = st.builds(Utilization, st.integers(0, 100), st.integers(0, 100))
 memory = st.integers(1, 1 << 30).map(units.mib_to_bytes)
 
 
@@ -90,6 +91,7 @@ def nodes(draw: st.DrawFn) -> GpuNode:
         agent_version=draw(texts),
         cordoned=draw(st.booleans()),
         cordoned_devices=tuple(draw(st.lists(st.sampled_from(["GPU-0", "GPU-1", "GPU-gone"]), unique=True))),
+        utilization=tuple(draw(st.lists(st.builds(PodUtilization, texts, uses), max_size=3))),
     )
 
 
@@ -201,6 +203,8 @@ def test_the_summary_counts_models_and_trouble():
         pytest.param(make_node(links=(Link("GPU-0", "GPU-1", LinkKind.SYSTEM, 0, LinkKind.SYSTEM),)), id="a PCIe path twice"),
         pytest.param(make_node(links=(Link("GPU-0", "GPU-1", LinkKind.NVLINK, 1, LinkKind.NVLINK),)), id="NVLink as a PCIe path"),
         pytest.param(make_node(driver_version="x" * 300), id="long text"),
+        pytest.param(make_node(utilization=(PodUtilization("u", Utilization(101, 0)),)), id="more than a whole GPU"),
+        pytest.param(make_node(utilization=(PodUtilization("u", Utilization()),) * (gpunode.MAX_UTILIZATIONS + 1)), id="too many pods"),
         pytest.param(make_node(devices=(GpuDevice(replace(make_device(), memory_bytes=5)),)), id="not whole MiB"),
     ],
 )

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from aliquot.process.settings import SettingsError
 from scheduler_plugin.adapters import http
 from scheduler_plugin.adapters.http import HttpServer, Page
+from tests.fakes.hostile_requests import malformed
 from tests.fakes.networks import LOOPBACKS, WITHOUT_IPV6
 
 LARGE = b"x" * (20 << 20)
@@ -154,30 +155,6 @@ HOSTILE_HEADS = [
     b"POST /count HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n",
 ]
 HOSTILE_BODIES = [b"", b"abc", b"5\r\nhello\r\n0\r\n\r\n", b"zz\r\n", b"-1\r\nx\r\n", b"ffffffffffffffffffff\r\n", b"5\r\nhellohello"]
-HOSTILE_PIECES = [
-    b"\x00",
-    b"\xff",
-    b"\r",
-    b"\n",
-    b" ",
-    b":",
-    b"Host: x\r\n",
-    b"Content-Length: -1\r\n",
-    b"Content-Length: 9e9\r\n",
-    b"\x16\x03\x01",
-    b"%zz",
-]
-
-
-@st.composite
-def malformed(draw: st.DrawFn) -> bytes:
-    """Draw the bytes of a request: a valid one with up to three pieces put in, or bytes taken out."""
-    sent = draw(st.sampled_from(HOSTILE_HEADS)) + b"\r\n" + draw(st.sampled_from(HOSTILE_BODIES))
-    for _ in range(draw(st.integers(0, 3))):
-        at = draw(st.integers(0, len(sent)))
-        taken = draw(st.integers(0, 8))
-        sent = sent[:at] + draw(st.sampled_from([b"", *HOSTILE_PIECES])) + sent[at + taken :]
-    return sent
 
 
 class Records(logging.Handler):
@@ -228,7 +205,7 @@ def test_expectation_is_met_or_refused_on_every_path(start, status, expect, capl
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(malformed(), min_size=20, max_size=20))
+@given(st.lists(malformed(HOSTILE_HEADS, HOSTILE_BODIES), min_size=20, max_size=20))
 def test_malformed_request_is_never_a_500_and_logs_no_traceback(requests):
     records = Records()
     logging.getLogger().addHandler(records)

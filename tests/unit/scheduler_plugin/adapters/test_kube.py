@@ -18,6 +18,7 @@ from cryptography.x509.oid import NameOID
 
 from aliquot.kube.api_server import ApiServer
 from aliquot.kube.errors import KubeApiError, KubeNotFoundError
+from scheduler_plugin.adapters import kube as module
 from scheduler_plugin.adapters.aiohttp_transport import REQUEST_SECONDS, KubeConnection
 from scheduler_plugin.adapters.clock import SystemClock
 from scheduler_plugin.adapters.kube import KubeLease, KubeObjects, KubePods
@@ -167,6 +168,13 @@ async def test_ended_pods_with_gpus_are_sorted_by_their_ends():
         "Succeeded&limit=500&continue=next",
         "Failed&limit=500",
     ]
+
+
+async def test_only_so_many_pages_of_ended_pods_are_read(monkeypatch):
+    monkeypatch.setattr(module, "MAX_PAGES", 3)
+    connection = Connection(*({"metadata": {"continue": "next"}, "items": []} for _ in range(9)))
+    assert await KubePods(cast(Any, connection)).ended_pods() == []
+    assert [path.partition("phase%3D")[2].partition("&")[0] for path in connection.paths] == ["Succeeded"] * 3 + ["Failed"] * 3
 
 
 async def test_pods_that_cannot_be_read_are_an_error_of_the_api():

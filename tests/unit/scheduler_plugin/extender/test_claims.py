@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aliquot.contract.gpunode import GpuNode
 from aliquot.contract.model import Policy
 from scheduler_plugin.core.claims.first_fit import MOST_STEPS, _Search
 from scheduler_plugin.core.cluster.hold_uids import claim_uid
@@ -19,10 +21,11 @@ from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.extender.claims import STEPS_PER_NODE, ClaimVerdicts
 from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.extender.prioritize import prioritize_nodes
-from tests.unit.scheduler_plugin.builders import filter_body, make_context, make_node
+from tests.unit.scheduler_plugin.builders import filter_body, make_context, make_device, make_node, make_place
 from tests.unit.scheduler_plugin.claim_builders import asking, claim_of, class_of, pod_json, pod_of, result, serve, slice_of
 
 NODES = ["n1", "n2", "n3"]
+FIXED = "device.driver == 'gpu.aliquot.dev' && device.attributes['gpu.aliquot.dev'].type == 'fixed'"
 
 
 def cluster(*, devices: int = 2, served: Sequence[str] = NODES) -> ExtenderContext:
@@ -90,7 +93,13 @@ def offer_half_gpus(context: ExtenderContext, node: str) -> None:
         devices.append({**gpu, "consumesCounters": [{"counterSet": gpu["name"], "counters": whole}]})
         draws = [{"counterSet": gpu["name"], "counters": half}]
         devices += [
-            {"name": f"{gpu['name']}-half-{n}", "attributes": {"type": {"string": "fixed"}}, "consumesCounters": draws} for n in range(2)
+            {
+                "name": f"{gpu['name']}-half-{n}",
+                "attributes": {"type": {"string": "fixed"}, "parentUUID": gpu["attributes"]["uuid"]},
+                "capacity": {"memory": {"value": "500Mi"}},
+                "consumesCounters": draws,
+            }
+            for n in range(2)
         ]
     for number, content in enumerate(({"sharedCounters": sets}, {"devices": devices})):
         pool = {"name": node, "generation": 2, "resourceSliceCount": 2}
@@ -113,12 +122,72 @@ def test_gpu_fits_where_no_fixed_share_of_it_is_taken():
 def test_fixed_share_fits_until_the_counters_are_used_up():
     context = cluster(served=[])
     offer_half_gpus(context, "n1")
-    expression = "device.driver == 'gpu.aliquot.dev' && device.attributes['gpu.aliquot.dev'].type == 'fixed'"
-    context.claims.pools.set_class(class_of("half", expression))
+    context.claims.pools.set_class(class_of("half", FIXED))
     allocate(context, "share", "n1", 0, "1Mi")
     for count, fits in ((2, True), (3, False)):
         context.claims.holds.set_claim(claim_of("mine", asking(count=count, device_class="half")))
         assert (filtered(context, pod_json("p", "mine"), ["n1"])[0] == ["n1"]) == fits
+
+
+def offer_instances(context: ExtenderContext, gpus: GpuNode) -> None:
+    """Publish a node's MIG instances, and places for them, as the agent does. No two of a test overlap, so they draw on no counters."""
+    devices = [
+        {
+            "name": f"gpu-{entry.device.minor}-mig-{number}-{one.placement_start}",
+            "attributes": {
+                "type": {"string": "mig"},
+                "parentUUID": {"string": entry.device.uuid},
+                "profile": {"string": one.profile},
+                **({} if one.on_demand else {"uuid": {"string": one.uuid}}),
+            },
+            "capacity": {"memory": {"value": f"{one.memory_bytes >> 20}Mi"}},
+        }
+        for entry in gpus.devices
+        for number, one in enumerate(entry.device.mig_instances)
+    ]
+    pool = {"name": gpus.name, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.aliquot.dev", "nodeName": gpus.name, "pool": pool, "devices": devices}
+    context.claims.holds.set_slice({"metadata": {"name": f"{gpus.name}-0"}, "spec": spec})
+
+
+def takes_fixed(context: ExtenderContext, name: str, node: str, device: str) -> None:
+    """Show a claim that has a device alone."""
+    alone = {"request": "gpu", "driver": "gpu.aliquot.dev", "pool": node, "device": device}
+    context.claims.holds.set_claim(claim_of(name, asking(), results=[alone]))
+
+
+def test_fixed_share_prefers_node_with_begun_gpu():
+    context = cluster(served=[])
+    for node in NODES:
+        offer_half_gpus(context, node)
+    context.claims.pools.set_class(class_of("half", FIXED))
+    takes_fixed(context, "other", "n2", "gpu-0-half-0")
+    assert context.claims._state.device_states("n2")[0].used_memory_bytes == 500 << 20
+    for count in (1, 2):
+        context.claims.holds.set_claim(claim_of("mine", asking(count=count, device_class="half")))
+        rated = scores(context, pod_json("p", "mine"))
+        assert all(rated.values())
+        assert (max(rated, key=rated.__getitem__) == "n2") is (count == 1), "a whole GPU leaves the most where none is begun"
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_instance_prefers_node_with_begun_gpu(on_demand: bool):
+    context = cluster(served=[])
+    for name in NODES:
+        device = make_device(name, 0, instances=7)
+        if on_demand:
+            device = replace(device, mig_instances=tuple(make_place(device.uuid, "1g.10gb", start) for start in range(7)))
+        node = make_node(name, [device])
+        context.claims._state.set_gpu_node(node)
+        offer_instances(context, node)
+    context.claims.pools.set_class(class_of("mig", FIXED.replace("fixed", "mig")))
+    context.claims.is_current = True
+    takes_fixed(context, "other", "n2", "gpu-0-mig-0-0")
+    assert len(context.claims._state.device_states("n2")[0].used_instances) == 1
+    context.claims.holds.set_claim(claim_of("mine", asking(device_class="mig")))
+    rated = scores(context, pod_json("p", "mine"))
+    assert max(rated, key=rated.__getitem__) == "n2"
+    assert all(rated.values())
 
 
 def test_node_of_device_plugin_is_refused():
@@ -206,6 +275,24 @@ def test_device_that_all_nodes_can_use_is_left_to_kube_scheduler(served: Sequenc
     assert filtered(context, pod_json("p", "ours"))[0] == []
 
 
+@pytest.mark.parametrize(
+    "selector",
+    [
+        "device.driver != 'gpu.aliquot.dev'",
+        "!(device.driver == 'gpu.aliquot.dev')",
+        "device.driver in ['gpu.aliquot.dev', 'nic']",
+        "device.driver == 'gpu.aliquot.dev' || device.driver == 'nic'",
+    ],
+)
+def test_request_that_names_our_driver_may_be_for_devices_of_all_nodes(selector: str):
+    context = cluster(served=["n2"])
+    port = {"driver": "nic", "allNodes": True, "pool": {"name": "fabric", "resourceSliceCount": 1}, "devices": [{"name": "port-0"}]}
+    context.claims.holds.set_slice({"metadata": {"name": "port-0"}, "spec": port})
+    context.claims.pools.set_class(class_of("any", selector))
+    context.claims.holds.set_claim(claim_of("mine", asking(memory="1Mi"), asking("port", device_class="any")))
+    assert filtered(context, pod_json("p", "mine")) == (NODES, {}), "kube-scheduler decides"
+
+
 def test_search_over_all_nodes_is_limited(monkeypatch: pytest.MonkeyPatch):
     """Nine requests that do not fit have nine factorial ways on each node."""
     tried, fitting = [0], _Search._fitting
@@ -219,6 +306,19 @@ def test_search_over_all_nodes_is_limited(monkeypatch: pytest.MonkeyPatch):
     context.claims.holds.set_claim(claim_of("mine", *(asking(f"r{number}", memory="600Mi") for number in range(9))))
     assert filtered(context, pod_json("p", "mine")) == (NODES, {}), "kube-scheduler decides"
     assert tried[0] <= MOST_STEPS + len(NODES) * STEPS_PER_NODE
+
+
+def test_claim_for_all_gpus_of_a_node_is_judged_on_many_nodes():
+    """One GPU of each node is in use, so no node has eight. A search that tries each set of the others would try 256 on each node."""
+    names = [f"m{number}" for number in range(100)]
+    context = cluster()
+    for name in names:
+        node = make_node(name, 8)
+        context.state.set_gpu_node(node)
+        context.claims.holds.set_slice(slice_of(node))
+        allocate(context, f"on-{name}", name, 7, "900Mi")
+    context.claims.holds.set_claim(claim_of("mine", asking(count=8, memory="200Mi")))
+    assert filtered(context, pod_json("p", "mine"), names)[0] == []
 
 
 def first_of_two_rated() -> tuple[ExtenderContext, Mapping[str, int]]:

@@ -396,6 +396,16 @@ def test_new_shape_of_waiting_pods_is_judged_before_its_first_call(monkeypatch):
     assert scheduler.prepared() == [(small, 1)] + [(scheduler.shape(gated), 1)] * 4
 
 
+def test_shape_is_judged_once_an_admission_review_announced_a_pod(monkeypatch):
+    scheduler = Watched(monkeypatch)
+    announced = make_pod("", **SMALL)
+    for pod in (announced, make_pod("", cpu_milli=1)):
+        scheduler.context.verdicts.foretell(pod)
+    assert scheduler.prepared() == [(scheduler.shape(announced), 1)] * 4
+    assert scheduler.context.verdicts.next_pods(9) == []
+    assert scheduler.asked("a", **SMALL) == []
+
+
 @pytest.mark.parametrize("listed", [False, True], ids=["watched", "listed"])
 def test_verdict_is_up_to_date_for_the_pod_next_in_queue(monkeypatch, listed):
     scheduler = Watched(monkeypatch)

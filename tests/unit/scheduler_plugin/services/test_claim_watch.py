@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from aliquot import contract
-from aliquot.kube.errors import KubeApiError
+from aliquot.kube.errors import KubeApiError, KubeNotFoundError
 from scheduler_plugin.core.claims.stored import decode_claim
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.extender.context import ExtenderContext
-from scheduler_plugin.services.claim_watch import SHOWN_SECONDS, ClaimRetry, ClaimWatch, decode_object
+from scheduler_plugin.services.claim_watch import FAILED_SECONDS, SHOWN_SECONDS, ClaimRetry, ClaimWatch, decode_object
 from tests.unit.scheduler_plugin.builders import filter_body, make_context, make_node
 from tests.unit.scheduler_plugin.claim_builders import asking, claim_of, class_of, pod_json, pod_of, result, slice_of
 
@@ -23,12 +23,12 @@ class Pods:
 
     def __init__(self) -> None:
         self.annotated: list[str] = []
-        self.fails = False
+        self.fails: KubeApiError | None = None
 
     async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
         assert (namespace, list(annotations)) == ("team", [contract.ANNOTATION_RETRY])
-        if self.fails:
-            raise KubeApiError("no reply")
+        if self.fails is not None:
+            raise self.fails
         self.annotated.append(uid)
 
 
@@ -51,6 +51,17 @@ def refused(context: ExtenderContext, name: str) -> bool:
 
 def held(name: str = "old", memory: str = "900Mi"):
     return claim_of(name, asking(memory=memory), results=[result("n1", 0, memory=memory)])
+
+
+def with_refused_pod(*more: str, monotonic: Callable[[], float] = lambda: 0.0) -> tuple[ExtenderContext, ClaimWatch, Pods, ClaimRetry]:
+    """A pod that was refused on n1, because an older claim has its GPU."""
+    context, watch = watched(*more, monotonic=monotonic)
+    pods = Pods()
+    context.state.set_pod(pod_of("new", "new"))
+    watch.claims.changed(held())
+    watch.claims.changed(claim_of("new", asking(memory="500Mi")))
+    assert refused(context, "new")
+    return context, watch, pods, ClaimRetry(context, pods, lambda: True)
 
 
 def test_claims_are_judged_once_all_three_kinds_are_listed():
@@ -79,13 +90,7 @@ def test_pod_is_left_to_kube_scheduler_while_a_stream_is_broken(kind: str, again
 
 @pytest.mark.parametrize("way", ["deleted", "freed", "not in the list"])
 def test_refused_pod_is_tried_again_when_claim_is_free(way: str):
-    context, watch = watched()
-    pods = Pods()
-    retry = ClaimRetry(context, pods, lambda: True)
-    context.state.set_pod(pod_of("new", "new"))
-    watch.claims.changed(held())
-    watch.claims.changed(mine := claim_of("new", asking(memory="500Mi")))
-    assert refused(context, "new")
+    context, watch, pods, retry = with_refused_pod()
     asyncio.run(retry.step())
     assert pods.annotated == []
     match way:
@@ -94,7 +99,7 @@ def test_refused_pod_is_tried_again_when_claim_is_free(way: str):
         case "freed":
             watch.claims.changed(claim_of("old", asking(memory="900Mi")))
         case _:
-            watch.claims.listed([mine])
+            watch.claims.listed([claim_of("new", asking(memory="500Mi"))])
     asyncio.run(retry.step())
     asyncio.run(retry.step())
     assert pods.annotated == ["new"]
@@ -124,13 +129,7 @@ def test_room_that_comes_while_another_pod_is_tried_again_is_not_missed():
 
 
 def test_pod_is_not_tried_again_for_nodes_that_were_not_offered():
-    context, watch = watched("n2")
-    pods = Pods()
-    retry = ClaimRetry(context, pods, lambda: True)
-    context.state.set_pod(pod_of("new", "new"))
-    watch.claims.changed(held())
-    watch.claims.changed(claim_of("new", asking(memory="500Mi")))
-    assert refused(context, "new"), "n2, where it would fit, is not offered"
+    _, watch, pods, retry = with_refused_pod("n2")  # n2, where it would fit, was not offered
     asyncio.run(retry.step())
     assert pods.annotated == []
     watch.claims.deleted(held())
@@ -166,9 +165,29 @@ def test_only_the_leader_has_pods_tried_again_and_gone_pods_are_forgotten():
     watch.claims.deleted(held())
     asyncio.run(retry.step())
     assert pods.annotated == []
-    leads[0], pods.fails, clock[0] = True, True, SHOWN_SECONDS
+    leads[0], clock[0] = True, SHOWN_SECONDS
     asyncio.run(retry.step())
-    assert (pods.annotated, context.claims.refused) == ([], {})
+    assert (pods.annotated, context.claims.refused) == (["waits"], {})
+
+
+@pytest.mark.parametrize(("trouble", "again"), [(KubeApiError("HTTP 429"), ["new"]), (KubeNotFoundError("no such pod"), [])])
+@pytest.mark.parametrize("stream", ["works", "is broken"])
+def test_pod_is_tried_again_after_the_api_did_not_take_it(trouble: KubeApiError, again: list[str], stream: str):
+    clock = [0.0]
+    context, watch, pods, retry = with_refused_pod(monotonic=lambda: clock[0])
+    if stream == "is broken":
+        watch.slices.trouble("HTTP 429")
+    watch.claims.deleted(held())
+    pods.fails = trouble
+    asyncio.run(retry.step())
+    pods.fails = None
+    asyncio.run(retry.step())
+    assert pods.annotated == [], "not at once"
+    clock[0] = FAILED_SECONDS
+    asyncio.run(retry.step())
+    assert (pods.annotated, context.claims.refused) == (again, {})
+    asyncio.run(retry.step())
+    assert pods.annotated == again
 
 
 def test_objects_of_streams_are_decoded():

@@ -9,11 +9,11 @@ import pytest
 
 from aliquot import contract
 from aliquot.contract.model import Policy
-from aliquot.kube.errors import KubeApiError
+from aliquot.kube.errors import KubeApiError, KubeRefusedError
 from scheduler_plugin.core.cluster.journal import Rules, Snapshot, snapshot_of
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS
-from scheduler_plugin.services.consolidator import WAIT_SECONDS, Consolidator, Scope
+from scheduler_plugin.services.consolidator import SCAN_SECONDS, WAIT_SECONDS, Consolidator, Scope
 from scheduler_plugin.services.move_api import MoveApi
 from scheduler_plugin.services.telemetry import Telemetry
 from tests.unit.scheduler_plugin.builders import make_context, make_node, make_pod, make_share
@@ -27,6 +27,10 @@ class Scene:
     def __init__(self, *, acts: bool) -> None:
         self.now = 1000.0
         self.leads = self.answers = True
+        self.attempts = 0
+        """To write an annotation."""
+        self.error = KubeApiError("no answer")
+        """If the API does not answer."""
         self.dry_runs: list[str] = []
         self.evicted: list[str] = []
         self.written: list[str] = []
@@ -56,8 +60,9 @@ class Scene:
         raise AssertionError(f"no run here comes to its end, but pod {uid} is retried")
 
     async def annotate(self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]) -> None:
+        self.attempts += 1
         if not self.answers:
-            raise KubeApiError("no answer")
+            raise self.error
         self.written.append(uid)
 
     async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
@@ -100,6 +105,19 @@ async def test_api_without_an_answer_leaves_nothing_reserved() -> None:
     await scene.search()
     assert not scene.state.reservations
     assert not scene.evicted
+
+
+@pytest.mark.parametrize(("error", "attempts"), [(KubeApiError("no answer"), 4), (KubeRefusedError("a policy refuses"), 1)])
+async def test_annotation_is_cleared_only_if_it_may_be_there(error: KubeApiError, attempts: int) -> None:
+    """A refusal changes nothing, and would be repeated for as long as the pod runs."""
+    scene = Scene(acts=True)
+    scene.answers, scene.error = False, error
+    await scene.search()
+    _bound(scene)
+    for _ in range(3):
+        scene.now += SCAN_SECONDS
+        await scene.service.step()
+    assert scene.attempts == attempts
 
 
 def _bound(scene: Scene) -> None:

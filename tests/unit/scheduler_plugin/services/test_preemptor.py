@@ -16,6 +16,8 @@ from scheduler_plugin.core.cluster.decisions import MAX_RECORDED, Decision
 from scheduler_plugin.core.cluster.pods import STUCK_SECONDS
 from scheduler_plugin.core.cluster.selectors import Operator, Requirement, exactly
 from scheduler_plugin.core.cluster.state import ClusterState, Stage
+from scheduler_plugin.extender import gang as gang_module
+from scheduler_plugin.extender import put_off as put_off_module
 from scheduler_plugin.extender.cooperative import MAX_PER_BATCH
 from scheduler_plugin.extender.preempt import ENOUGH_SECONDS, LAST_SECONDS, choose_victims
 from scheduler_plugin.services import preemptor as module
@@ -637,17 +639,37 @@ async def test_gang_on_several_nodes_ends_whole_for_one_pod():
     assert sorted(await scene.after(5)) == ["n1-0", "n2-0"]
 
 
+def with_budget() -> tuple[Scene, Budget]:
+    """Pods of which a budget lets one end."""
+    scene, budget = Scene("n1", "n2"), Budget("team", "b", tuple(exactly({"covered": "yes"})), 1)
+    for pod in list(scene.state.pods.values()):
+        scene.state.set_pod(replace(pod, priority=0, labels=(("covered", "yes"),)))
+    scene.context.budgets.put(budget)
+    return scene, budget
+
+
 async def test_second_plan_counts_evictions_that_watch_has_not_reported():
-    scene = Scene("n1", "n2")
-    for uid in ("n1-0", "n2-0", "n1-1", "n2-1"):
-        scene.state.set_pod(replace(scene.state.pods[uid], priority=0, labels=(("covered", "yes"),)))
-    scene.context.budgets.put(Budget("team", "b", tuple(exactly({"covered": "yes"})), 1))
+    scene, _ = with_budget()
     for name in ("first", "second"):
         scene.refused(name)
     for _ in range(10):
         await scene.after(5)
     assert len(scene.evicted) == 1, "the budget allows one"
     assert [budget.allowed for budget in scene.context.budgets.all()] == [0]
+
+
+@pytest.mark.parametrize("reports", [False, True])
+async def test_what_the_watch_reports_of_a_budget_counts_in_the_end(reports):
+    """The API server counts no pod that is pending or not ready. Then the budget does not change, and the watch reports nothing."""
+    scene, budget = with_budget()
+    scene.refused("first")
+    await scene.after(5)
+    assert [known.allowed for known in scene.context.budgets.all()] == [0]
+    if reports:
+        budget = replace(budget, allowed=0, let_go=frozenset({"pod-n1-0"}))
+        scene.context.budgets.put(budget)
+    await scene.after(imported.COUNTED_SECONDS)
+    assert list(scene.context.budgets.all()) == [budget]
 
 
 async def test_gang_ends_not_at_all_if_one_member_cannot():
@@ -695,6 +717,44 @@ async def test_gang_on_several_nodes_ends_whole_for_pod_without_room_in_sum(anno
     assert sorted(scene.evicted) == want
 
 
+def put_off(scene: Scene, name: str, priority: int = 200) -> None:
+    """Leave a pod to our own evictions, on all nodes."""
+    scene.state.set_pod(make_pod(name, priority=priority, vgpu="1", vgpu_memory="900"))
+    scene.context.put_off.at_once(name, scene.nodes)
+
+
+async def test_pods_put_off_are_served_beside_many_decisions():
+    scene = Scene("n1", "n2")
+    for uid in ("n1-0", "n1-1"):
+        scene.state.set_pod(replace(scene.state.pods[uid], labels=(("covered", "yes"),)))
+    scene.context.budgets.put(Budget("team", "b", tuple(exactly({"covered": "yes"})), 0))
+    put_off(scene, "put-off")
+    for number in range(30):  # none of them can be helped, and each step serves one
+        scene.refused(f"waits-{number}", memory="2000")
+    scene.now += imported.SETTLE_SECONDS
+    for _ in range(3):
+        await scene.after(1)
+    assert scene.evicted == ["n2-0"]
+
+
+async def test_pods_put_off_are_served_in_steps_the_most_important_first(monkeypatch):
+    scene, tried = Scene(*(f"n{number:02}" for number in range(10))), list[str]()
+
+    def slow_plan(context, pod, node, spared):
+        scene.now += 0.25
+        tried.append(pod.uid)
+
+    monkeypatch.setattr(module, "plan_eviction", slow_plan)
+    for number in range(20):
+        put_off(scene, f"p{number:02}", priority=100 + number)
+    for _ in range(20):
+        begun = scene.now
+        await scene.preemptor.step()
+        assert scene.now - begun <= LAST_SECONDS + 0.5, "reservations of moves under way must be renewed in time"
+    assert list(dict.fromkeys(tried)) == [f"p{number:02}" for number in reversed(range(20))]
+    assert not scene.context.put_off.take_due(scene.now)
+
+
 async def unhelped(scene: Scene, count: int, *, vgpu: str = "2", vgpu_memory: str = "2000") -> list[str]:
     """Have kube-scheduler find too little in sum on all nodes: it calls preempt for each member of a gang, and no filter."""
     uids = [f"m{number}" for number in range(count)]
@@ -705,6 +765,18 @@ async def unhelped(scene: Scene, count: int, *, vgpu: str = "2", vgpu_memory: st
         body = {"Pod": asked_pod(uid, gang_of("g", count), vgpu=vgpu, vgpu_memory=vgpu_memory), "NodeNameToMetaVictims": victims}
         assert json.loads(await choose_victims(scene.context, json.dumps(body).encode())) == {"NodeNameToMetaVictims": {}}
     return uids
+
+
+async def test_without_preemptor_few_pods_are_kept_for_it(monkeypatch):
+    for kept in (gang_module, put_off_module):
+        monkeypatch.setattr(kept, "MAX_PODS", 5)
+    scene = Scene("n1", "n2")
+    await unhelped(scene, 12)
+    for number in range(12):
+        put_off(scene, f"p{number}")
+        scene.context.put_off.until(f"p{number}", 0.0, scene.nodes)
+    assert len(scene.context.gangs.unhelped) == 5
+    assert list(scene.context.put_off.take_due(scene.now)) == [f"p{number}" for number in range(7, 12)]
 
 
 async def test_gang_without_room_in_sum_gets_victims_on_several_nodes():

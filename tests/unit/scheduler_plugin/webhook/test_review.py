@@ -32,6 +32,20 @@ def validated(*containers: dict[str, Any], operation: str = "CREATE", metadata: 
     return response.get("status", {}).get("message", "")
 
 
+@pytest.mark.parametrize(
+    ("operation", "spec", "announced"),
+    [("CREATE", READY, True), ("UPDATE", READY, False), ("CREATE", {"schedulerName": "default-scheduler"}, False)],
+    ids=["valid", "an update", "refused"],
+)
+def test_new_valid_pod_is_announced_as_it_will_be_stored(operation, spec, announced):
+    pod = {"metadata": {"name": "p"}, "spec": {"containers": [container(limits={"vgpu": "1"})], **spec}}
+    request = {"uid": "r", "operation": operation, "object": pod, "oldObject": pod if operation == "UPDATE" else None}
+    found: list[Any] = []
+    reviews = Reviews(Normaliser(Options(lambda _: (81920, 40960))), lambda _: None, on_valid=found.append)
+    asyncio.run(reviews.validate(json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()))
+    assert found == [pod] * announced
+
+
 def test_a_pod_as_our_webhook_leaves_it_is_let_through():
     main = container(limits={"vgpu": "1", "vgpu-memory": "4k", "vgpu-cores": "50"})
     assert validated(main, container("side", env=VOID), **READY) == ""

@@ -50,7 +50,8 @@ def lists(name, index, *processes):
 def samples(index, *entries):
     now_us = time.time_ns() // 1000
     known = [[int(part) for part in entry.split(":")] for entry in entries]
-    found = [SimpleNamespace(pid=pid, timeStamp=now_us - ago_ms * 1000, smUtil=percent) for pid, ago_ms, percent in known]
+    made = lambda pid, at_us, sm: SimpleNamespace(pid=pid, timeStamp=at_us, smUtil=sm, memUtil=sm // 2)
+    found = [made(pid, now_us - ago_ms * 1000, percent) for pid, ago_ms, percent in known]
     growing = [pynvml.NVML_ERROR_INSUFFICIENT_SIZE]
     def answer(handle, since_us):
         if growing:
@@ -98,6 +99,8 @@ async def do(driver, command, errors):
         return [[one.device_uuid, one.pid, one.used_bytes] for one in (await driver.processes()).listed]
     if command == "unknown":
         return sorted((await driver.processes()).unknown)
+    if command == "memory":
+        return {one.pid: one.memory_ratio for one in (await driver.processes()).listed}
     if command == "utilization":
         return {one.pid: one.utilization_ratio for one in (await driver.processes()).listed}
     if command.startswith("busy "):
@@ -421,6 +424,7 @@ def test_old_samples_are_ignored(child):
     node.ask(f"lists {COMPUTE} 0 41:100 42:100 43:100")
     node.ask("samples 0 41:500:80 41:1500:40 42:60000:90 43:500:4000000000 0:0:0")
     assert node.ask("utilization") == {"41": pytest.approx(0.6), "42": 0.0, "43": 0.0}
+    assert node.ask("memory") == {"41": pytest.approx(0.3), "42": 0.0, "43": 0.0}
     assert node.ask("errors") == [], "room for one more is asked for again"
 
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot import contract
-from scheduler_plugin.core.backfill.lifetimes import MIN_ENDED, Lifetime, Lifetimes, ages_by_template, runtimes, template_of, usual_end
+from scheduler_plugin.core.backfill.lifetimes import MIN_ENDED, Lifetime, Lifetimes, ages_by_template, runtimes, usual_end
+from scheduler_plugin.core.cluster.pod_template import template_of
 from scheduler_plugin.core.cluster.pods import PodFacts
 from tests.unit.scheduler_plugin.builders import make_pod
 

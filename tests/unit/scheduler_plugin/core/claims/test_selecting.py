@@ -2,6 +2,7 @@
 """tests/e2e/test_dra.py has the same selectors evaluated by kube-scheduler."""
 
 import contextlib
+import re
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,16 @@ def device(model: str = "NVIDIA H200", uuid: str = "GPU-a") -> Device:
     return Device((OURS, "n1", "gpu-0"), attributes=attributes)
 
 
+LEAVES = st.sampled_from(["a", "B", "-", ".", "[ab]", "[^a]", "[a-c]", "^", "$", "", "a?", "b{2}", "\\\\w"])
+PATTERNS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.builds(lambda left, right: left + right, inner, inner),
+        st.builds(lambda left, right: f"({left}|{right})", inner, inner),
+        st.builds(lambda group, times: f"({group}){times}", inner, st.sampled_from(["", "*", "+"])),
+    ),
+    max_leaves=6,
+)
 ATTRIBUTES = f"device.attributes['{OURS}']"
 
 
@@ -43,6 +54,7 @@ ATTRIBUTES = f"device.attributes['{OURS}']"
         (f"{ATTRIBUTES}.uuid in []", False),
         (f"{ATTRIBUTES}.productName.matches('(?i)h200')", True),
         (f"!{ATTRIBUTES}.productName.matches('^H200')", True),
+        (f"{ATTRIBUTES}.productName.matches('^NVIDIA (H100|H\\\\d{{3}})$')", True),
         ("device.attributes['resource.kubernetes.io'].numaNode == 1", True),
         ("device.attributes['resource.kubernetes.io'].numaNode == 0", False),
         ("device.attributes['x.y'].flag", True),
@@ -61,7 +73,10 @@ def test_comparison_of_attributes_is_evaluated(expression: str, expected: bool) 
         f"{ATTRIBUTES}.absent == 'x'",
         "device.capacity['gpu.aliquot.dev'].memory.compareTo(quantity('10Gi')) > 0",
         "'x' in device.attributes",
-        f"{ATTRIBUTES}.productName.matches('\\\\d+')",
+        f"{ATTRIBUTES}.productName.matches('(?=a)')",
+        f"{ATTRIBUTES}.productName.matches('\\\\pL{{1000}}')",
+        f"{ATTRIBUTES}.productName.matches('\\ud800')",
+        f"{ATTRIBUTES}.uuid.matches('a') == 1 1",
         f"{ATTRIBUTES}.productName",
         f"{ATTRIBUTES}.productName.matches('(')",
         "device.driver == ",
@@ -74,6 +89,19 @@ def test_comparison_of_attributes_is_evaluated(expression: str, expected: bool) 
 def test_other_expression_is_not_guessed(expression: str) -> None:
     with pytest.raises(ContractError):
         meets(expression, device())
+
+
+@given(PATTERNS, st.booleans(), st.text("abB-", max_size=6))
+def test_pattern_means_what_it_means_to_python(pattern: str, ignores_case: bool, model: str) -> None:
+    pattern = f"(?i){pattern}" if ignores_case else pattern
+    found = meets(f"{ATTRIBUTES}.productName.matches('{pattern}')", device(model))
+    assert found is (re.search(pattern.replace("\\\\", "\\"), model) is not None)
+
+
+@pytest.mark.parametrize("pattern", ["(.*.*)*x", "(.*)*" * 40 + "x", "(N|N|.)(V|V|.)" * 20 + "x", "((((N*)*)*)*)*x", "[A-Z ]*" * 60 + "x"])
+def test_pattern_with_many_ways_ends(pattern: str) -> None:
+    """Python's own search would take years."""
+    assert not meets(f"{ATTRIBUTES}.productName.matches('{pattern}')", device("NVIDIA H100 80GB HBM3" * 3))
 
 
 @given(st.text(max_size=60))
