@@ -19,6 +19,7 @@ from scheduler_plugin.services.cluster_watch import Source
 from scheduler_plugin.services.consolidator import Consolidator, Scope
 from scheduler_plugin.services.explainer import Explainer
 from scheduler_plugin.services.gang_restarts import GangRestarts
+from scheduler_plugin.services.idle_pods import IdlePods
 from scheduler_plugin.services.move_api import MoveApi
 from scheduler_plugin.services.new_victims import NewVictims
 from scheduler_plugin.services.nominator import Nominator
@@ -47,6 +48,7 @@ class Scheduling:
     restarts: GangRestarts
     times: PreemptionTimes
     new_victims: NewVictims
+    idle: IdlePods
     nominator: Nominator
     preemptor: Preemptor | None
     """None if the settings switch it off."""
@@ -64,7 +66,7 @@ class Scheduling:
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """Return the loops to run."""
         acting = (self.preemptor, self.consolidator, self.backfiller, self.templates, self.claims, self.utilization)
-        parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, self.nominator, *acting)
+        parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, self.idle, self.nominator, *acting)
         return [part.run() for part in parts if part is not None]
 
 
@@ -99,6 +101,8 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     telemetry.registry.register(ClusterCollector(context.state, context.decisions, queues, watch.lag_seconds))
     telemetry.watch_state(context.state, lambda: leaders.leads_beside_leader)
     acting = preemptor if settings.gpu_preemption else None
+    make_room = acting.make_room_of_idle if acting is not None else None
+    idle = IdlePods(context, settings.classes, pods, events_api, make_room, lambda: leaders.decides, settings.scheduler_name)
     moving: Consolidator | None = None
     if settings.consolidation is not Consolidation.OFF:
         api, scope = MoveApi(pods, events_api), Scope(settings.consolidation is Consolidation.ON, settings.scheduler_name)
@@ -111,5 +115,5 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     reads_claims = Gate.DYNAMIC_RESOURCE_ALLOCATION in settings.gates
     claims = ClaimRetry(context, pods, lambda: leaders.decides) if reads_claims else None
     reader = UtilizationReader(context.state) if context.state.utilizations.matter else None
-    loops = (retry, events, succeeded, restarts, times, new_victims, nominator)
+    loops = (retry, events, succeeded, restarts, times, new_victims, idle, nominator)
     return Scheduling(telemetry, binder, explainer, *loops, acting, moving, holding, templates, claims, reader)
