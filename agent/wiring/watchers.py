@@ -14,7 +14,7 @@ from agent.services.idle_watch import IdleWatch
 from agent.services.monitor import Monitor, MonitorOptions, ReadinessSources, ScrapeSources
 from agent.services.publisher import CapacityTarget, ConditionTarget, GpuNodeTarget, NodePublisher, Target
 from agent.services.reconciler import Cures, Reconciler, ReconcilerOptions, Witnesses
-from agent.services.use_reporter import UseReporter
+from agent.services.use_reporter import LOOKS_PER_SAMPLE, UseReporter
 from agent.wiring.parts import Parts
 from aliquot import contract
 from aliquot.contract.features import Gate
@@ -64,7 +64,8 @@ def _use_reporter(parts: Parts, monitor: Monitor) -> UseReporter | None:
     settings, overhead = parts.setup.settings, parts.grants.overhead
     if Gate.INTERFERENCE not in settings.gates or not settings.publish_gpu_node:
         return None
-    return UseReporter(parts.driver.state, monitor.utilization, lambda: overhead.holdings)
+    period_seconds, holdings = LOOKS_PER_SAMPLE * settings.reconcile_seconds, lambda: overhead.holdings
+    return UseReporter(period_seconds, state=parts.driver.state, sm_ratios=monitor.utilization, holdings=holdings)
 
 
 def _reconciler(parts: Parts) -> Reconciler:

@@ -135,8 +135,10 @@ DRA_CLASS: Final = "vgpu.aliquot.dev"
 DRA_CLASS_WHOLE: Final = DRA_DRIVER
 """The DeviceClass of whole GPUs."""
 LABEL_ALLOCATION: Final = "aliquot.dev/allocation"
-"""``dra`` or ``plugin`` on a pod, or on its namespace: whether its requests for vGPUs become ResourceClaims, with the component
-``dra-translate``."""
+"""``dra``, ``planned`` or ``plugin`` on a pod, or on its namespace: whether its requests for vGPUs become ResourceClaims, with the
+component ``dra-translate``, and whether Aliquot's scheduler allocates its claims (``planned``)."""
+PLANNED: Final = "aliquot.dev/planned"
+"""The taint of devices that Aliquot's scheduler alone allocates, and the scheduling gate of pods that wait for that."""
 LABEL_TRANSLATED: Final = "aliquot.dev/translated"
 """``true`` on the ResourceClaimTemplates that the webhook made from requests for vGPUs."""
 ANNOTATION_LAST_USED: Final = "aliquot.dev/last-used"

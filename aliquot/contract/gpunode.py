@@ -304,7 +304,7 @@ def decode_gpu_node(data: bytes | msgspec.Raw) -> GpuNode:
         driver_version=status.driver_version,
         cuda_version=status.cuda_version,
         agent_version=status.agent_version,
-        allocation=Allocation.DRA if status.allocation == Allocation.DRA else Allocation.PLUGIN,
+        allocation=_allocation(status.allocation),
         cordoned=form.spec.cordoned,
         cordoned_devices=tuple(form.spec.cordoned_devices),
         idle=tuple(IdlePod(pod.pod_uid, pod.since, pod.until) for pod in status.idle),
@@ -565,6 +565,11 @@ def _words_of(rows: Sequence[str], count: int) -> list[list[str]]:
                 f"expected the same word for both directions of a link, found {quote(table[i][j])} and {quote(table[j][i])}"
             )
     return table
+
+
+def _allocation(word: str) -> Allocation:
+    """Read a node's allocation; a word of a later version counts as the device plugin."""
+    return Allocation(word) if word in tuple(Allocation) else Allocation.PLUGIN
 
 
 def _kind_of(word: str) -> tuple[LinkKind | None, int]:

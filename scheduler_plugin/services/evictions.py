@@ -10,7 +10,7 @@ from aliquot import contract
 from aliquot.kube.errors import KubeApiError, KubeConflictError, KubeNotFoundError
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.extender.context import ExtenderContext
-from scheduler_plugin.ports import EventApi, PodApi
+from scheduler_plugin.ports import EventApi, EvictionApi
 from scheduler_plugin.services.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Evictions:
     """Evicts pods, and remembers which ones the API server refused to evict."""
 
     def __init__(
-        self, api: PodApi, events: EventApi, context: ExtenderContext, telemetry: Telemetry, on_granted: Callable[[PodFacts], None]
+        self, api: EvictionApi, events: EventApi, context: ExtenderContext, telemetry: Telemetry, on_granted: Callable[[PodFacts], None]
     ) -> None:
         """Args: on_granted: called with each pod that ends from now on."""
         self._on_granted = on_granted

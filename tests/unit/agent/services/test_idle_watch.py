@@ -39,7 +39,7 @@ class Harness(MonitorHarness):
     def lists(self, one, ratio: float | None) -> None:
         """Have the driver list a process of a container."""
         key = (one.grant_id, "GPU-0")
-        self.holdings = Holdings({"GPU-0"}, {key: [GpuProcess(77, "GPU-0", 5, ratio)]})
+        self.holdings = Holdings({"GPU-0"}, {key: [GpuProcess("GPU-0", 77, 5, ratio)]})
 
 
 @pytest.fixture
