@@ -51,6 +51,7 @@ class GrantFiles:
         self._monotonic = monotonic
         self._rests: dict[str, tuple[int, Rest]] = {}
         """By grant id: regions with a slow last reading, with their inodes. A later container has a region with another inode."""
+        self._installed = FileCache(lambda path: read_regular(Path(path), LIBRARY_BYTES_MAX))
         self._limits = FileCache(lambda path: region_layout.decode_limits(_read_limits(Path(path)), interrupted_too=True))
 
     def prepare(self, grant: Grant, limits: Limits, *, mounted: bool = False) -> None:
@@ -83,9 +84,10 @@ class GrantFiles:
         """See ``ports.ContainerFiles``."""
         copies = make_directory(make_directory(self._libraries, 0o755) / grant_id, 0o755)
         for name in names:
-            content = _content(version / name)
-            if content is None:
-                raise StorageError(f"copying {version / name}: it is not there")
+            try:
+                content = self._installed.read(str(version / name))
+            except FileNotFoundError:
+                raise StorageError(f"copying {version / name}: it is not there") from None
             if not _is_copy(copies / name, content):
                 write_over(copies / name, content, mode=0o555, durable=False)
         return copies
@@ -286,19 +288,11 @@ def _copy_in(directory: Path) -> Grant | None:
         return None
 
 
-def _content(library: Path) -> bytes | None:
-    """Return what a library contains; None if it does not exist. Raises StorageError."""
-    try:
-        return read_regular(library, LIBRARY_BYTES_MAX)
-    except FileNotFoundError:
-        return None
-
-
 def _is_copy(path: Path, content: bytes) -> bool:
     """Whether a file has this content. One that the container holds a lease on counts as damaged: a new one takes its place."""
     try:
-        return _content(path) == content
-    except StorageError:
+        return read_regular(path, LIBRARY_BYTES_MAX) == content
+    except (FileNotFoundError, StorageError):
         return False
 
 

@@ -110,7 +110,7 @@ class Preemptor:
     ) -> None:
         """Args: retry: makes kube-scheduler retry the pod of a UID. leads: whether this replica decides."""
         self._context = context
-        self._evictions = Evictions(api, events, context.clock, telemetry, self._note_granted)
+        self._evictions = Evictions(api, events, context, telemetry, self._note_granted)
         self._retry = retry
         self._leads = leads
         self._under_way: dict[str, _Move] = {}
@@ -279,7 +279,26 @@ class Preemptor:
 
     async def _lowest_priority(self) -> float:
         pods = in_batches(list(self._context.state.pods.values()), MAX_PER_BATCH)
-        return min([pod.priority async for pod in pods if pod.gpu is not None and pod.node_name], default=inf)
+        return min([self._context.cost_of(pod) async for pod in pods if pod.gpu is not None and pod.node_name], default=inf)
+
+    async def make_room_of_idle(self, pod: PodFacts, nodes: Iterable[str]) -> bool:
+        """End the cheapest idle pods on one of these nodes for a pod that needs only them to end; return whether pods end.
+
+        For a pod that kube-scheduler's own filters refuse everywhere: it calls no filter then, so there is no decision on the pod.
+        """
+        best: EvictionPlan | None = None
+        for node in nodes:
+            await asyncio.sleep(0)
+            if not self._may_be_helped(pod):
+                return False
+            plan = plan_eviction(self._context, pod, node, self._evictions.refused)
+            if plan is not None and plan.ended and plan.ended <= self._context.idle and (best is None or plan.cost < best.cost):
+                best = plan
+        waiting = self._context.state.pods.get(pod.uid)
+        if best is None or waiting is None or not self._may_be_helped(waiting):
+            return False
+        await self._carry_out(best, waiting)
+        return waiting.uid in self._under_way
 
     # --- serving it ---
 

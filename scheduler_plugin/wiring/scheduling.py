@@ -24,6 +24,7 @@ from scheduler_plugin.services.consolidator import Consolidator, Scope
 from scheduler_plugin.services.evictions import Evictions
 from scheduler_plugin.services.explainer import Explainer
 from scheduler_plugin.services.gang_restarts import GangRestarts
+from scheduler_plugin.services.idle_pods import IdlePods
 from scheduler_plugin.services.move_api import MoveApi
 from scheduler_plugin.services.new_victims import NewVictims
 from scheduler_plugin.services.nominator import Nominator
@@ -52,6 +53,7 @@ class Scheduling:
     restarts: GangRestarts
     times: PreemptionTimes
     new_victims: NewVictims
+    idle: IdlePods
     nominator: Nominator
     preemptor: Preemptor | None
     """None if the settings switch it off."""
@@ -71,7 +73,7 @@ class Scheduling:
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """Return the loops to run."""
         acting = (self.preemptor, self.consolidator, self.backfiller, self.templates, self.claims, self.planner, self.utilization)
-        parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, self.nominator, *acting)
+        parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, self.idle, self.nominator, *acting)
         return [part.run() for part in parts if part is not None]
 
 
@@ -106,6 +108,8 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     telemetry.registry.register(ClusterCollector(context.state, context.decisions, queues, watch.lag_seconds))
     telemetry.watch_state(context.state, lambda: leaders.leads_beside_leader)
     preempting = preemptor if settings.gpu_preemption else None
+    make_room = preempting.make_room_of_idle if preempting is not None else None
+    idle = IdlePods(context, settings.classes, pods, events_api, make_room, lambda: leaders.decides, settings.scheduler_name)
     moving: Consolidator | None = None
     if settings.consolidation is not Consolidation.OFF:
         api, scope = MoveApi(pods, events_api), Scope(settings.consolidation is Consolidation.ON, settings.scheduler_name)
@@ -118,7 +122,7 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     claims = ClaimRetry(context, pods, lambda: leaders.decides) if cluster.claims is not None else None
     planner = make_planner(settings, connection, cluster, leaders, telemetry)
     reader = UtilizationReader(context.state) if context.state.utilizations.matter else None
-    loops = (retry, events, succeeded, restarts, times, new_victims, nominator)
+    loops = (retry, events, succeeded, restarts, times, new_victims, idle, nominator)
     acting = (preempting, moving, holding, templates, claims, planner)
     return Scheduling(telemetry, binder, explainer, *loops, *acting, reader)
 

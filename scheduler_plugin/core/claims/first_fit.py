@@ -201,7 +201,9 @@ class SearchTooLongError(SchedulerError):
 class _Outcome(Enum):
     FOUND = 1
     NOTHING = 2
-    TOO_MANY = 3
+    SHORT = 3
+    """A request found fewer devices than it needs, so no later request was tried."""
+    TOO_MANY = 4
     """The claim would have more devices than it can. Other devices for the same requests would not change that."""
 
 
@@ -243,6 +245,8 @@ class _Search:
         lacking = request.count - had
         if len(self.taken[number]) + lacking > MOST_DEVICES:
             return _Outcome.TOO_MANY
+        # Where a device takes nothing from the others, there are not more of them without it. So a search that fails has no combinations.
+        tried, is_plain = False, not self._counters.exist and not self._claims[number].matches
         for position in range(start, len(self._devices) - lacking + 1):  # behind these are too few
             device = self._devices[position]
             if self._effort.steps <= 0:
@@ -256,9 +260,10 @@ class _Search:
             if outcome is _Outcome.FOUND:
                 return outcome
             self._give_back(number, device)
-            if outcome is _Outcome.TOO_MANY:
+            if outcome is _Outcome.TOO_MANY or (outcome is _Outcome.SHORT and is_plain):
                 return outcome
-        return _Outcome.NOTHING
+            tried = tried or outcome is not _Outcome.SHORT
+        return _Outcome.NOTHING if tried else _Outcome.SHORT
 
     def _fitting(self, number: int, request: Request, device: Device) -> Amounts | None:
         """Return what the request would consume of a device; None if it cannot have it."""
@@ -332,6 +337,7 @@ class _Counters:
 
     def __init__(self, devices: Sequence[Device], usage: Usage) -> None:
         self._left: dict[PoolKey, dict[CounterKey, Fraction]] = {}
+        self.exist = any(device.draws for device in devices)
         self._users: Counter[DeviceKey] = Counter(dict.fromkeys((*usage.alone, *usage.consumed), 1))
         """By device, the uses of it."""
         for device in devices:

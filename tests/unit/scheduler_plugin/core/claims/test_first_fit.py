@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from aliquot.contract.errors import ContractError
-from scheduler_plugin.core.claims.first_fit import Capacity, Claim, Device, Match, Request, SearchTooLongError, Usage, predict
+from scheduler_plugin.core.claims.first_fit import Capacity, Claim, Device, Effort, Match, Request, SearchTooLongError, Usage, predict
 from scheduler_plugin.core.claims.objects import claim_of, devices_of
 from scheduler_plugin.core.claims.selecting import meets
 
@@ -19,8 +19,8 @@ def asks(memory: int, count: int = 1) -> Claim:
     return Claim(((Request("r", count, {"memory": Fraction(memory)}),),))
 
 
-def names(*claims: Claim, devices: int = 2, usage: Usage | None = None) -> list[list[str]] | None:
-    found = predict([device(number) for number in range(devices)], usage or Usage(), claims, lambda _expression, _device: True)
+def names(*claims: Claim, devices: int = 2, usage: Usage | None = None, effort: Effort | None = None) -> list[list[str]] | None:
+    found = predict([device(number) for number in range(devices)], usage or Usage(), claims, lambda _expression, _device: True, effort)
     return None if found is None else [[taken.device[2] for taken in one] for one in found]
 
 
@@ -40,6 +40,12 @@ def test_devices_of_one_request_differ():
 def test_search_with_too_many_combinations_is_given_up():
     with pytest.raises(SearchTooLongError):
         names(*(asks(1) for _ in range(12)), asks(11), devices=8)
+
+
+@pytest.mark.parametrize("count", [9, 12, 16])
+def test_request_for_more_devices_than_have_room_needs_no_combinations(count: int):
+    full = {("d", "p", f"gpu-{number}"): {"memory": Fraction(10)} for number in range(0, 16, 2)}
+    assert names(asks(1, count), devices=16, usage=Usage(consumed=full), effort=Effort(steps=40)) is None
 
 
 def test_attribute_of_another_kind_is_an_error_not_a_prediction():
