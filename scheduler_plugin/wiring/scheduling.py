@@ -139,7 +139,7 @@ def make_planner(
     def count(victim: PodFacts) -> None:
         context.budgets.count_eviction(victim, cluster.clock.monotonic() + COUNTED_SECONDS)
 
-    evictions = Evictions(pods, events, cluster.clock, telemetry, count) if settings.gpu_preemption else None
+    evictions = Evictions(pods, events, context, telemetry, count) if settings.gpu_preemption else None
 
     def knows_all() -> bool:
         since = leaders.term

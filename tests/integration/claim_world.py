@@ -72,7 +72,7 @@ class ClaimWorld:
         self.context = make_context(self.state, monotonic=lambda: self.now, now=lambda: self.now)
         self.planned, self.directory = PlannedPods(), NodeDirectory()
         self.watch = ClaimWatch(self.context.claims)
-        evictions = Evictions(self, self, self.context.clock, Telemetry(), lambda _: None)
+        evictions = Evictions(self, self, self.context, Telemetry(), lambda _: None)
         leads = Leads(lambda: self.replica == mine, lambda: self.replica == mine)
         placer = ClaimPlacer(self.context, self.directory)
         self.planner = ClaimPlanner(self.context, placer, self.planned, self, self, leads, evictions)
