@@ -17,7 +17,7 @@ from agent.core.holdings import Holdings
 from agent.core.ledger import Grant
 from agent.core.tally import Tally
 from agent.ports.clock import Clock
-from agent.ports.grants import ContainerFiles
+from agent.ports.grants import ContainerFiles, RegionView
 from agent.services.changes import Changes
 from agent.services.state import AgentState
 from aliquot.contract.gpunode import IdlePod
@@ -82,17 +82,24 @@ class IdleWatch:
         return {grant.grant_id: self._sign(grant, holdings) for grant in grants}
 
     def _sign(self, grant: Grant, holdings: Holdings) -> tuple[Tally, Hashable]:
-        watched, tally = self._watched.get(grant.grant_id), Tally.empty(len(grant.shares))
         is_counted = grant.under_shim and grant.grant_id not in holdings.uncounted
         view = self._files.region(grant.grant_id) if is_counted else None
-        if view is None:
-            return tally, None if is_counted or _may_be_busy(grant, holdings) else _used_bytes(grant, holdings)
-        if watched is not None and watched.owner == _owner(grant):
-            tally = watched.tally
-        tally = tally.after(view.snapshot)
+        if view is not None:
+            return self._sign_of_counters(grant, holdings, view)
+        is_unknown = is_counted or _may_be_busy(grant, holdings)
+        return Tally.empty(len(grant.shares)), None if is_unknown else _used_bytes(grant, holdings)
+
+    def _sign_of_counters(self, grant: Grant, holdings: Holdings, view: RegionView) -> tuple[Tally, Hashable]:
+        tally = self._tally_of(grant).after(view.snapshot)
+        if view.live and _may_be_busy(grant, holdings):
+            return tally, None
         devices = [device for slot in view.snapshot.slots if slot.index not in view.dead for device in slot.devices]
-        is_busy = any(device.waiting for device in devices) or (view.live and _may_be_busy(grant, holdings))
-        return tally, None if is_busy else (tally.totals, tuple(device.used_bytes for device in devices))
+        is_waiting = any(device.waiting for device in devices)
+        return tally, None if is_waiting else (tally.totals, *(device.used_bytes for device in devices))
+
+    def _tally_of(self, grant: Grant) -> Tally:
+        watched = self._watched.get(grant.grant_id)
+        return watched.tally if watched is not None and watched.owner == _owner(grant) else Tally.empty(len(grant.shares))
 
     def _note(self, grant: Grant, tally: Tally, sign: Hashable, now: float) -> float:
         """Note one look at a container; return when it was last used."""

@@ -54,17 +54,20 @@ class Victims:
 
         Args: spared: UIDs of pods that stay. now: in seconds since 1970.
         """
-        priority, own = min(want.pod.facts.priority for want in wants), gang_of_pod(wants[0].pod.facts)
-        spared = {*spared, *ending, *(pod.uid for pod in (self._running(own.key) if own is not None else ()))}
         nodes = frozenset[str]().union(*(want.nodes for want in wants))
-        running = (pod.facts for pod in self._pods.values() if pod.facts.node_name and not pod.facts.deletion_requested)
-        less = (pod for pod in running if pod.priority < priority and pod.uid not in spared)
-        may_end = {pod.uid: pod for pod in less if may_end_from(pod) <= now}
+        may_end = self._may_end(wants, {*spared, *ending}, now)
         if len(wants) > 1:
             return self._search(wants, may_end, ending, nodes)
         tried = sorted({pod.node_name for pod in may_end.values()} & nodes)[:MOST_NODES]
         found = [chosen for node in tried if (chosen := self._search(wants, self._around(may_end, node), ending, {node}))]
         return min(found, key=lambda chosen: (self._cost(chosen), chosen[0].node_name), default=())
+
+    def _may_end(self, wants: Sequence[Want], spared: AbstractSet[str], now: float) -> Mapping[str, PodFacts]:
+        """Return the less important pods that may end, by UID; of the gang of the wants no member may."""
+        priority, own = min(want.pod.facts.priority for want in wants), _gang_key(wants[0].pod.facts)
+        members = {pod.uid for pod in self._running(own)} if own is not None else ()
+        running = [pod.facts for uid, pod in self._pods.items() if uid not in spared and uid not in members and _runs(pod.facts)]
+        return {pod.uid: pod for pod in running if pod.priority < priority and may_end_from(pod) <= now}
 
     def _around(self, may_end: Mapping[str, PodFacts], node: str) -> Mapping[str, PodFacts]:
         """Return the pods of a node, and the other members of their gangs."""
@@ -106,8 +109,7 @@ class Victims:
 
     def _running(self, key: tuple[str, str] | None) -> Sequence[PodFacts]:
         facts = (pod.facts for pod in self._pods.values())
-        here = (pod for pod in facts if pod.node_name and not pod.deletion_requested and pod.uid not in self._evicted)
-        return [pod for pod in here if _gang_key(pod) == key]
+        return [pod for pod in facts if _runs(pod) and pod.uid not in self._evicted and _gang_key(pod) == key]
 
     def _victim(self, pod: PodFacts) -> Victim:
         running = self._running(key) if (key := _gang_key(pod)) is not None else ()
@@ -116,6 +118,10 @@ class Victims:
     def _cost(self, chosen: Sequence[PodFacts]) -> object:
         victims = [self._victim(pod) for pod in chosen]
         return cost_of(victims, self._context.budgets.allowed_after((), [key for victim in victims for key in victim.budgets]))
+
+
+def _runs(pod: PodFacts) -> bool:
+    return bool(pod.node_name) and not pod.deletion_requested
 
 
 def _gang_key(pod: PodFacts) -> tuple[str, str] | None:

@@ -29,7 +29,6 @@ from scheduler_plugin.core.claims.planned import FINALIZER, PlannedPod, allocati
 from scheduler_plugin.core.claims.pools import Guess, node_of
 from scheduler_plugin.core.claims.stored import StoredClaim
 from scheduler_plugin.core.cluster.durations import may_preempt_from
-from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import Stage
 from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.extender.planned import ClaimPlacer, Placement, Want
@@ -139,6 +138,21 @@ class ClaimPlanner:
 
     def _forget(self, now: float) -> None:
         """Drop what is held from the last round, and what is over."""
+        self._release_held()
+        known, claims = self._pods.by_uid, {claim.uid for claim in self._context.claims.pools.claims.values()}
+        self._given = {uid: node for uid, node in self._given.items() if uid in claims}
+        for nodes in self._avoided.values():
+            for node in [node for node, until in nodes.items() if until <= now]:
+                del nodes[node]
+        for kept in (self._avoided, self._pauses, self._told):
+            for uid in kept.keys() - known.keys():
+                del kept[uid]
+        self._victims.expire(now)
+        if self._evictions is not None:
+            self._evictions.expire()
+
+    def _release_held(self) -> None:
+        """Drop what is held from the last round."""
         state = self._context.state
         freed_count = state.freed_count
         for uid in self._held:
@@ -147,14 +161,6 @@ class ClaimPlanner:
                 state.release(uid)
         self._held.clear()
         state.freed_count = freed_count  # this is planned again at once
-        known, claims = self._pods.by_uid, {claim.uid for claim in self._context.claims.pools.claims.values()}
-        self._given = {uid: node for uid, node in self._given.items() if uid in claims}
-        self._avoided = {uid: {n: t for n, t in nodes.items() if t > now} for uid, nodes in self._avoided.items() if uid in known}
-        self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in known}
-        self._told = {uid: text for uid, text in self._told.items() if uid in known}
-        self._victims.expire(now)
-        if self._evictions is not None:
-            self._evictions.expire()
 
     # --- planning ---
 
@@ -267,13 +273,13 @@ class ClaimPlanner:
         if placements := self._placer.place(wants, ending):
             self._hold(placements)
             return True
-        chosen: Sequence[PodFacts] = ()
-        if self._evictions is not None and all(want.pod.facts.preempts and may_preempt_from(want.pod.facts) <= now for want in wants):
-            chosen = self._victims.choose(wants, ending, self._evictions.refused, now)
-        if not chosen or self._evictions is None:
+        may_preempt = all(want.pod.facts.preempts and may_preempt_from(want.pod.facts) <= now for want in wants)
+        evictions = self._evictions if may_preempt else None
+        chosen = self._victims.choose(wants, ending, evictions.refused, now) if evictions is not None else ()
+        if evictions is None or not chosen:
             await self._tell([want.pod for want in wants], self._placer.lacking(wants[0]))
             return False
-        if not await self._evictions.evict_all(list(chosen), wants[0].pod.facts):
+        if not await evictions.evict_all(list(chosen), wants[0].pod.facts):
             return False
         self._victims.note(chosen, self._context.clock.monotonic())
         self._hold(self._placer.place(wants, ending | {pod.uid for pod in chosen}))

@@ -7,7 +7,7 @@ The label ``aliquot.dev/allocation`` of the pod decides, then that of its namesp
 Without a label the nodes decide: ``planned`` if a node has that, else ``dra`` if a node has that or there is no node with GPUs yet.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from aliquot import contract
@@ -70,11 +70,7 @@ class AllocationRule:
             found = await self._objects.get_object(path)
         except KubeApiError:
             return True
-        spec = (found or {}).get("spec") or {}
-        devices = (spec.get("spec") or spec).get("devices") or {}
-        stated = [one.get("exactly") or {} for one in devices.get("requests") or ()]
-        stated += [each for one in devices.get("requests") or () for each in one.get("firstAvailable") or ()]
-        return found is None or any(self._is_our_class(str(one.get("deviceClassName") or "")) for one in stated)
+        return found is None or any(self._is_our_class(name) for name in _classes_in(found))
 
     async def _of_namespace(self, namespace: str) -> Allocation | None:
         now = self._monotonic()
@@ -90,6 +86,15 @@ class AllocationRule:
             self._kept.clear()
         self._kept[namespace] = now, stated
         return stated
+
+
+def _classes_in(claim_or_template: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the classes that a ResourceClaim or its template names; empty texts too."""
+    spec = claim_or_template.get("spec") or {}
+    devices = (spec.get("spec") or spec).get("devices") or {}
+    for request in devices.get("requests") or ():
+        for stated in (request.get("exactly") or {}, *(request.get("firstAvailable") or ())):
+            yield str(stated.get("deviceClassName") or "")
 
 
 def _stated(labels: object, where: str) -> Allocation | None:
