@@ -50,7 +50,11 @@ class Settings:
         str, Row("kubelet's directory; device-plugins, pod-resources, plugins and plugins_registry are below it", absolute=True)
     ] = contract.KUBELET_DIR
     allocation: Annotated[
-        Allocation, Row("how pods get GPUs of this node: by resources of the device plugin (plugin), or by ResourceClaims (dra)")
+        Allocation,
+        Row(
+            "how pods get GPUs of this node: by resources of the device plugin (plugin), by ResourceClaims (dra), or by ResourceClaims "
+            "that only Aliquot's scheduler allocates (planned)"
+        ),
     ] = Allocation.PLUGIN
     dra_admin_access: Annotated[
         bool, Row("let ResourceClaims with adminAccess use GPUs beside all other claims, without a limit; only for monitoring")
@@ -213,7 +217,7 @@ class Settings:
         needed = (
             (self.mig_strategy is MigStrategy.DYNAMIC, "migStrategy: dynamic", Gate.DYNAMIC_MIG),
             (bool(self.driver_limits_hook), "driverLimitsHook", Gate.DRIVER_ISOLATION),
-            (self.allocation is Allocation.DRA, "allocation: dra", Gate.DYNAMIC_RESOURCE_ALLOCATION),
+            (self.allocation.by_claims, f"allocation: {self.allocation}", Gate.DYNAMIC_RESOURCE_ALLOCATION),
             (self.dra_admin_access, "draAdminAccess", Gate.DYNAMIC_RESOURCE_ALLOCATION),
             (bool(self.dra_profiles), "draProfiles", Gate.DYNAMIC_RESOURCE_ALLOCATION),
             (self.lost_gpu_policy is LostGpuPolicy.EVICT, "lostGpuPolicy: evict", Gate.DYNAMIC_RESOURCE_ALLOCATION),

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from scheduler_plugin.core.certificate import Holdings, Step
+from scheduler_plugin.core.claims.stored import StoredClaim
 from scheduler_plugin.core.claims.templates import ClaimTemplate
 from scheduler_plugin.core.cluster.pods import PodFacts
 
@@ -31,7 +32,18 @@ class Annotator(Protocol):
         ...
 
 
-class PodApi(Annotator, Protocol):
+class EvictionApi(Protocol):
+    """The part of ``PodApi`` that ends pods."""
+
+    async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
+        """Evict the pod of this UID, within its disruption budgets. Args: dry_run: only check whether that is possible.
+
+        Raises: KubeNotFoundError, KubeConflictError: the pod is gone. KubeApiError: a budget refuses, or the outcome is open.
+        """
+        ...
+
+
+class PodApi(Annotator, EvictionApi, Protocol):
     """The Kubernetes API for single pods."""
 
     async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> None:
@@ -48,13 +60,6 @@ class PodApi(Annotator, Protocol):
 
     async def succeeded_pods(self, namespace: str) -> Sequence[PodFacts]:
         """Return the pods of a namespace that have succeeded. Raises KubeApiError."""
-        ...
-
-    async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
-        """Evict the pod of this UID, within its disruption budgets. Args: dry_run: only check whether that is possible.
-
-        Raises: KubeNotFoundError, KubeConflictError: the pod is gone. KubeApiError: a budget refuses, or the outcome is open.
-        """
         ...
 
 
@@ -167,6 +172,34 @@ class TemplateApi(Protocol):
 
     async def delete(self, record: TemplateRecord) -> None:
         """Delete a template, if it is still the same version. Raises KubeConflictError if it is not."""
+        ...
+
+
+class ClaimApi(Protocol):
+    """The ResourceClaims that are allocated here. Calls raise KubeApiError.
+
+    Writes raise KubeConflictError if the claim changed since the given state, and KubeNotFoundError if it is gone. They return the claim
+    as it is then.
+    """
+
+    async def read(self, claim: StoredClaim) -> StoredClaim | None:
+        """Return a claim as it is in the API now; None if there is no claim of this name."""
+        ...
+
+    async def protect(self, claim: StoredClaim) -> StoredClaim:
+        """Add the finalizer without which an allocated claim could be deleted while its devices are in use."""
+        ...
+
+    async def allocate(self, claim: StoredClaim, allocation: Mapping[str, Any], pod: PodFacts) -> StoredClaim:
+        """Write an allocation, and that a pod uses the claim."""
+        ...
+
+    async def free(self, claim: StoredClaim) -> StoredClaim:
+        """Remove the allocation, and the pods that use the claim."""
+        ...
+
+    async def open_gate(self, pod: PodFacts) -> None:
+        """Remove our scheduling gate from a pod."""
         ...
 
 

@@ -15,7 +15,7 @@ import msgspec
 from agent.core.health import HealthState
 from agent.core.inventory import DeviceInventory, InventoryDevice
 from aliquot.contract import gpunode
-from aliquot.contract.gpunode import GpuDevice, GpuNode, PodUtilization
+from aliquot.contract.gpunode import GpuDevice, GpuNode, IdlePod, PodUtilization
 from aliquot.contract.model import Allocation, Isolation
 
 LEAST_SECONDS: Final = 0.3
@@ -43,7 +43,11 @@ class NodeFacts:
 
 
 def gpu_node(
-    facts: NodeFacts, inventory: DeviceInventory, isolation: Sequence[Isolation], utilization: Sequence[PodUtilization] = ()
+    facts: NodeFacts,
+    inventory: DeviceInventory,
+    isolation: Sequence[Isolation],
+    utilization: Sequence[PodUtilization] = (),
+    idle: Sequence[IdlePod] = (),
 ) -> GpuNode:
     """Return the node's object. Raises ContractError if its GPUs cannot be described."""
     devices = [entry.device for entry in inventory.devices]
@@ -61,6 +65,7 @@ def gpu_node(
         agent_version=facts.agent_version,
         allocation=facts.allocation,
         utilization=tuple(utilization),
+        idle=tuple(idle[: gpunode.MAX_IDLE_PODS]),
     )
 
 
@@ -76,7 +81,8 @@ def status_of(node: GpuNode) -> Mapping[str, Any]:
 
 
 def status_without_driver(published: Mapping[str, Any], trouble: str) -> Mapping[str, Any]:
-    """Return the published status with a fault on every GPU. For an agent without a driver, which knows no GPU by itself."""
+    """Return the published status with a fault on every GPU, and no idle pod: this agent has no driver, and knows neither by itself."""
+    published = {name: value for name, value in published.items() if name != "idle"}
     marked = {"state": str(HealthState.QUARANTINED), "trouble": trouble[: gpunode.MAX_TEXT_CHARS]}
     devices = [{**device, **marked} for device in published.get("devices", ())]
     return {**published, "devices": devices} if devices else published
@@ -84,7 +90,12 @@ def status_without_driver(published: Mapping[str, Any], trouble: str) -> Mapping
 
 def is_urgent(published: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether the published status, compared with the wanted one, would lead to wrong scheduling."""
-    return _what_is_urgent(published) != _what_is_urgent(wanted)
+    return _what_is_urgent(published) != _what_is_urgent(wanted) or bool(_idle(published) - _idle(wanted))
+
+
+def _idle(status: Mapping[str, Any]) -> set[tuple[str, int]]:
+    """Return the pods that are reported to be idle. One that works again must not end for others."""
+    return {(pod["podUid"], pod["since"]) for pod in status.get("idle", ())}
 
 
 def _what_is_urgent(status: Mapping[str, Any]) -> object:

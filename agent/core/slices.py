@@ -68,6 +68,8 @@ class Offer:
     """Sizes of fixed shares that are offered beside the GPUs."""
     mig: bool = True
     """Whether instances of GPUs in MIG mode are offered."""
+    planned: bool = False
+    """Whether a taint keeps kube-scheduler from allocating, so that only Aliquot's scheduler does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +372,7 @@ def _version(text: str) -> Mapping[str, Any]:
 
 def _taints(entry: InventoryDevice, offer: Offer) -> Sequence[Mapping[str, str]]:
     """Return what keeps new claims off the GPU. Running pods stay, unless the policy is to evict those of a lost GPU."""
-    taints = []
+    taints = [{"key": contract.PLANNED, "effect": "NoSchedule"}] if offer.planned else []
     if not entry.healthy:
         state = entry.state if entry.state is not HealthState.HEALTHY else HealthState.QUARANTINED
         evicted = state is HealthState.LOST and offer.evicts_from_lost

@@ -160,7 +160,7 @@ class ClaimManager:
             left = begun + _PASSING.get(outcome.reason, 0.0) - self._clock.monotonic()
             if left <= 0:
                 return outcome
-            await self._manager.changes.after(seen, min(left, LOOK_SECONDS))
+            await self._manager.changes.paced_after(seen, min(left, LOOK_SECONDS))
 
     async def _try(self, ref: ClaimRef) -> Sequence[Grant] | Refusal:
         if (known := await self._prepared(ref)) is not None:

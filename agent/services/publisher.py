@@ -28,7 +28,7 @@ from agent.ports.kube import KubeApi, NodeState
 from agent.services.changes import Changes
 from agent.services.state import AgentState
 from aliquot.contract.errors import ContractError
-from aliquot.contract.gpunode import PodUtilization
+from aliquot.contract.gpunode import IdlePod, PodUtilization
 from aliquot.contract.model import Isolation
 from aliquot.kube.errors import KubeApiError
 
@@ -238,12 +238,14 @@ class GpuNodeTarget:
         api: KubeApi,
         state: AgentState,
         utilization: Callable[[], Sequence[PodUtilization]] = tuple,
+        idle: Callable[[], Sequence[IdlePod]] = tuple,
         chance: Callable[[], float] = random.random,
     ) -> None:
         """Args: isolation: the enforcement backends that pods may request. utilization: what pods use. chance: draws from 0 to 1."""
         self._utilization = utilization
         self._facts = facts
         self._isolation = isolation
+        self._idle = idle
         self._api = api
         self._watch = state.watch
         self._pods = state.pods
@@ -251,7 +253,9 @@ class GpuNodeTarget:
         self._kept: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
         """What was written last, and what the API stored: a definition without one of our fields drops it."""
         self._refused = ""
-        self._made: tuple[DeviceInventory, tuple[Isolation, ...], tuple[PodUtilization, ...], Mapping[str, Any]] | None = None
+        self._made: (
+            tuple[DeviceInventory, tuple[Isolation, ...], tuple[PodUtilization, ...], tuple[IdlePod, ...], Mapping[str, Any]] | None
+        ) = None
         """What the last status was made from, and the status. Pods come more often than GPUs change."""
 
     def due_seconds(self, now: float) -> float | None:
@@ -297,10 +301,10 @@ class GpuNodeTarget:
         if not inventory.devices and self._watch.trouble:
             return status_without_driver(published, self._watch.trouble_without_duration)
         try:
-            made_from = inventory, tuple(self._isolation()), tuple(self._utilization())
-            if self._made is None or self._made[0] is not inventory or self._made[:3] != made_from:
+            made_from = inventory, tuple(self._isolation()), tuple(self._utilization()), tuple(self._idle())
+            if self._made is None or self._made[0] is not inventory or self._made[:-1] != made_from:
                 self._made = *made_from, status_of(gpu_node(self._facts, *made_from))
-            return self._made[3]
+            return self._made[-1]
         except ContractError as exc:
             if self._refused != str(exc):
                 self._refused = str(exc)

@@ -15,14 +15,18 @@ from agent.services.changes import Changes
 from agent.services.state import AgentState
 from aliquot.contract.gpunode import PodUtilization
 
-PERIOD_SECONDS: Final = 30.0
+LOOKS_PER_SAMPLE: Final = 3
+"""Reconcile periods between two samples: half a minute, by default."""
 
 
 class UseReporter:
     """The reports, and the loop that makes them."""
 
-    def __init__(self, state: AgentState, sm_ratios: Callable[[], Mapping[Key, float]], holdings: Callable[[], Holdings]) -> None:
-        """Args: sm_ratios: returns how busy containers keep their GPUs; called in a thread."""
+    def __init__(
+        self, period_seconds: float, *, state: AgentState, sm_ratios: Callable[[], Mapping[Key, float]], holdings: Callable[[], Holdings]
+    ) -> None:
+        """Args: period_seconds: between two samples. sm_ratios: returns how busy containers keep their GPUs; called in a thread."""
+        self._period_seconds = period_seconds
         self._state = state
         self._sm_ratios = sm_ratios
         self._holdings = holdings
@@ -33,7 +37,7 @@ class UseReporter:
     async def run(self) -> None:
         """Sample once a period, until cancelled."""
         while True:
-            await asyncio.sleep(PERIOD_SECONDS)
+            await asyncio.sleep(self._period_seconds)
             await self.look()
 
     async def look(self) -> None:

@@ -67,7 +67,7 @@ def build_claims(setup: Setup, driver: Driver, grants: Grants, front: DriverFron
     cache = SliceCache()
 
     def withheld() -> str:
-        return ids_trouble(state.manager.ledger) if settings.allocation is Allocation.DRA else "allocation: plugin"
+        return ids_trouble(state.manager.ledger) if settings.allocation.by_claims else "allocation: plugin"
 
     target = SliceTarget(node_name, offer, api=api, state=state, cache=cache, withheld=withheld)
     changes = [cache.changes, front.registrar.changes]
@@ -78,4 +78,5 @@ def build_claims(setup: Setup, driver: Driver, grants: Grants, front: DriverFron
 
 def _offer(settings: Settings) -> Offer:
     evicts, mig = settings.lost_gpu_policy is LostGpuPolicy.EVICT, settings.mig_strategy is not MigStrategy.NONE
-    return Offer(settings.shares_per_gpu, evicts_from_lost=evicts, profiles_gib=settings.profiles_gib, mig=mig)
+    planned = settings.allocation is Allocation.PLANNED
+    return Offer(settings.shares_per_gpu, evicts_from_lost=evicts, profiles_gib=settings.profiles_gib, mig=mig, planned=planned)

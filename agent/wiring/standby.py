@@ -22,7 +22,6 @@ from agent.services.standby import Standby
 from agent.services.telemetry import Telemetry
 from agent.settings import Settings
 from aliquot.contract.features import Gate
-from aliquot.contract.model import Allocation
 from aliquot.process.settings import SettingsError
 
 logger = logging.getLogger(__name__)
@@ -72,7 +71,7 @@ def _front(settings: Settings, telemetry: Telemetry) -> DriverFront | None:
     kubelet = Path(settings.kubelet_dir)
     if Gate.DYNAMIC_RESOURCE_ALLOCATION not in settings.gates:
         return None
-    if settings.allocation is not Allocation.DRA and not driver_directory(kubelet).is_dir():
+    if not settings.allocation.by_claims and not driver_directory(kubelet).is_dir():
         return None
     return DriverFront(DriverDirectories(kubelet, f"{os.getpid():x}-{time.time_ns() // 1_000_000:x}"), telemetry)
 

@@ -10,10 +10,11 @@ from agent.core.publishing import NodeFacts
 from agent.services.audit import Auditor, AuditorOptions, ProcessSources
 from agent.services.busy_sampler import BusySampler
 from agent.services.drift_page import DriftPage
+from agent.services.idle_watch import IdleWatch
 from agent.services.monitor import Monitor, MonitorOptions, ReadinessSources, ScrapeSources
 from agent.services.publisher import CapacityTarget, ConditionTarget, GpuNodeTarget, NodePublisher, Target
 from agent.services.reconciler import Cures, Reconciler, ReconcilerOptions, Witnesses
-from agent.services.use_reporter import UseReporter
+from agent.services.use_reporter import LOOKS_PER_SAMPLE, UseReporter
 from agent.wiring.parts import Parts
 from aliquot import contract
 from aliquot.contract.features import Gate
@@ -27,6 +28,7 @@ class Watchers:
     reconciler: Reconciler
     auditor: Auditor
     sampler: BusySampler
+    idle: IdleWatch
     publisher: NodePublisher
     monitor: Monitor
     status: StatusServer
@@ -52,15 +54,18 @@ def build_watchers(parts: Parts) -> Watchers:
     pages["/drift"] = DriftPage(setup.node_name, reconciler, auditor, setup.clock).page
     status = StatusServer(*setup.settings.metrics_host_port, pages)
     address = setup.settings.address_from_node(status.address)
+    grants, files = parts.grants, parts.storage.files
+    idle = IdleWatch(state=parts.driver.state, files=files, holdings=lambda: grants.overhead.holdings, clock=setup.clock)
     uses = _use_reporter(parts, monitor)
-    return Watchers(reconciler, auditor, sampler, _publisher(parts, uses), monitor, status, address, uses)
+    return Watchers(reconciler, auditor, sampler, idle, _publisher(parts, idle, uses), monitor, status, address, uses)
 
 
 def _use_reporter(parts: Parts, monitor: Monitor) -> UseReporter | None:
     settings, overhead = parts.setup.settings, parts.grants.overhead
     if Gate.INTERFERENCE not in settings.gates or not settings.publish_gpu_node:
         return None
-    return UseReporter(parts.driver.state, monitor.utilization, lambda: overhead.holdings)
+    period_seconds, holdings = LOOKS_PER_SAMPLE * settings.reconcile_seconds, lambda: overhead.holdings
+    return UseReporter(period_seconds, state=parts.driver.state, sm_ratios=monitor.utilization, holdings=holdings)
 
 
 def _reconciler(parts: Parts) -> Reconciler:
@@ -145,7 +150,7 @@ def _troubles(parts: Parts) -> Callable[[], Sequence[str]]:
     return troubles
 
 
-def _publisher(parts: Parts, uses: UseReporter | None) -> NodePublisher:
+def _publisher(parts: Parts, idle: IdleWatch, uses: UseReporter | None) -> NodePublisher:
     setup, settings, api, state = parts.setup, parts.setup.settings, parts.cluster.api, parts.driver.state
     targets: list[Target] = []
     if settings.publish_node_capacity:
@@ -156,6 +161,6 @@ def _publisher(parts: Parts, uses: UseReporter | None) -> NodePublisher:
         facts = NodeFacts(setup.node_name, setup.version, settings.shares_per_gpu, settings.memory_oversubscription, settings.allocation)
         offered = parts.plugins.offering.backends
         reports = tuple if uses is None else lambda: uses.reports
-        targets.append(GpuNodeTarget(facts, lambda: offered().backends, api=api, state=state, utilization=reports))
-    further = [parts.grants.mps.changes, *([] if uses is None else [uses.changes])]
+        targets.append(GpuNodeTarget(facts, lambda: offered().backends, api=api, state=state, utilization=reports, idle=lambda: idle.pods))
+    further = [parts.grants.mps.changes, idle.changes, *([] if uses is None else [uses.changes])]
     return NodePublisher(setup.node_name, targets, state=state, clock=setup.clock, further=further)

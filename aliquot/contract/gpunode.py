@@ -39,6 +39,11 @@ MAX_LANES: Final = 999
 MAX_SHARES_PER_GPU: Final = 1000
 MAX_OVERSUBSCRIPTION: Final = 10.0
 
+MAX_IDLE_PODS: Final = 1024
+"""As many as MAX_DEVICES GPUs have shares by default."""
+MAX_SECONDS: Final = 1 << 40
+"""The latest time that can be reported, in seconds since 1970."""
+
 _MAX_MIB: Final = units.MAX_MEMORY_BYTES // units.MIB
 _NODE_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 _CAPABILITY: Final = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})", re.ASCII)
@@ -93,6 +98,16 @@ class GpuDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class IdlePod:
+    """A pod that has not used its GPUs lately, as the agent measures it. Times are whole seconds since 1970."""
+
+    pod_uid: str
+    since: int
+    until: int
+    """The agent renews the report before this time. Later it is unknown whether the pod is idle: the agent may be gone."""
+
+
+@dataclass(frozen=True, slots=True)
 class PodUtilization:
     """What one pod used of each of its GPUs lately, in the mean."""
 
@@ -122,6 +137,8 @@ class GpuNode:
     """Set by an administrator: no new work on any GPU of the node."""
     cordoned_devices: tuple[str, ...] = ()
     """UUIDs of single GPUs that an administrator cordoned."""
+    idle: tuple[IdlePod, ...] = ()
+    """The pods of the node that do not use their GPUs, each once, by UID. Older agents do not report them."""
     utilization: tuple[PodUtilization, ...] = ()
     """One pod for each template of pods on the node; empty unless the agent's feature gate Interference is open."""
 
@@ -136,6 +153,15 @@ _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
 _Mib = Annotated[int, msgspec.Meta(ge=1, le=_MAX_MIB)]
 _Small = Annotated[int, msgspec.Meta(ge=0, le=MAX_MINOR)]
 _Percent = Annotated[int, msgspec.Meta(ge=0, le=units.WHOLE_GPU_PERCENT)]
+
+
+_Seconds = Annotated[int, msgspec.Meta(ge=0, le=MAX_SECONDS)]
+
+
+class _IdleV1(msgspec.Struct, rename="camel"):
+    pod_uid: _Text
+    since: _Seconds
+    until: _Seconds
 
 
 class _EnginesV1(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -192,6 +218,7 @@ class _StatusV1(msgspec.Struct, rename="camel", omit_defaults=True):
     devices: Annotated[list[_DeviceV1], msgspec.Meta(max_length=MAX_DEVICES)] = []
     links: Annotated[list[str], msgspec.Meta(max_length=MAX_DEVICES)] = []
     pcie: Annotated[list[str], msgspec.Meta(max_length=MAX_DEVICES)] = []
+    idle: Annotated[list[_IdleV1], msgspec.Meta(max_length=MAX_IDLE_PODS)] = []
     utilization: Annotated[list[_UtilizationV1], msgspec.Meta(max_length=MAX_UTILIZATIONS)] = []
 
 
@@ -235,6 +262,7 @@ def encode_gpu_node(node: GpuNode) -> bytes:
             devices=[_device_form(entry) for entry in node.devices],
             links=_table(node, _link_word) if node.links else [],
             pcie=_table(node, _pcie_word) if any(_pcie_says_more(link) for link in node.links) else [],
+            idle=[_IdleV1(pod.pod_uid, pod.since, pod.until) for pod in node.idle],
             utilization=[_UtilizationV1(entry.pod_uid, *entry.used) for entry in node.utilization],
         ),
     )
@@ -276,9 +304,10 @@ def decode_gpu_node(data: bytes | msgspec.Raw) -> GpuNode:
         driver_version=status.driver_version,
         cuda_version=status.cuda_version,
         agent_version=status.agent_version,
-        allocation=Allocation.DRA if status.allocation == Allocation.DRA else Allocation.PLUGIN,
+        allocation=_allocation(status.allocation),
         cordoned=form.spec.cordoned,
         cordoned_devices=tuple(form.spec.cordoned_devices),
+        idle=tuple(IdlePod(pod.pod_uid, pod.since, pod.until) for pod in status.idle),
         utilization=tuple(PodUtilization(one.pod_uid, Utilization(one.sm_percent, one.dram_percent)) for one in status.utilization),
     )
     check_gpu_node(node)
@@ -316,7 +345,18 @@ def check_gpu_node(node: GpuNode) -> None:
     for text in (node.driver_version, node.agent_version):
         _check_text(node, text)
     _check_links(node)
+    _check_idle(node)
     _check_utilization(node)
+
+
+def _check_idle(node: GpuNode) -> None:
+    uids = [pod.pod_uid for pod in node.idle]
+    if len(uids) > MAX_IDLE_PODS or len(set(uids)) != len(uids):
+        _refuse(node, f"expected at most {MAX_IDLE_PODS} idle pods, each once, found {len(uids)}, {len(set(uids))} of them different")
+    for pod in node.idle:
+        _check_text(node, pod.pod_uid)
+        if not 0 <= pod.since <= pod.until <= MAX_SECONDS:
+            _refuse(node, f"expected times from 0 to {MAX_SECONDS}, the end last, found {pod}")
 
 
 def _check_utilization(node: GpuNode) -> None:
@@ -525,6 +565,11 @@ def _words_of(rows: Sequence[str], count: int) -> list[list[str]]:
                 f"expected the same word for both directions of a link, found {quote(table[i][j])} and {quote(table[j][i])}"
             )
     return table
+
+
+def _allocation(word: str) -> Allocation:
+    """Read a node's allocation; a word of a later version counts as the device plugin."""
+    return Allocation(word) if word in tuple(Allocation) else Allocation.PLUGIN
 
 
 def _kind_of(word: str) -> tuple[LinkKind | None, int]:

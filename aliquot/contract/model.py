@@ -23,10 +23,18 @@ class Policy(StrEnum):
 
 
 class Allocation(StrEnum):
-    """Which of kubelet's two interfaces gives out a node's GPUs."""
+    """Which of kubelet's two interfaces gives out a node's GPUs, and who allocates them."""
 
     PLUGIN = "plugin"
     DRA = "dra"
+    """By ResourceClaims, which kube-scheduler allocates."""
+    PLANNED = "planned"
+    """By ResourceClaims, which Aliquot's scheduler allocates."""
+
+    @property
+    def by_claims(self) -> bool:
+        """Whether pods get GPUs by ResourceClaims."""
+        return self is not Allocation.PLUGIN
 
 
 class NumaMode(StrEnum):

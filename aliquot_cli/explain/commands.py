@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands ``why``, ``what-if`` and ``replay``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,21 +42,30 @@ def why(*, pod: str, namespace: str | None, save: Path | None, output: Output, s
         from scheduler_plugin.core.explain.why import Why
 
     namespace, _, name = pod.rpartition("/") if "/" in pod else (namespace or namespace_of(scheduler), "", pod)
-    answers: list[Why] = []
-    for text in scheduler.pages("/explain/why", namespace=namespace, pod=name):
-        try:
-            answers.append(msgspec.json.decode(text, type=Why))
-        except msgspec.MsgspecError as exc:
-            raise AccessError(
-                f"the scheduler's explanation has an unknown format: {exc}; use the aliquot command of the scheduler's version"
-            ) from exc
-        if _is_whole(answers[-1]):
-            break  # the other replicas know no more
-    answer = max(reversed(answers), key=lambda one: (_knows_holds(one), not one.not_checked))
+    answer = _best_answer(scheduler.pages("/explain/why", namespace=namespace, pod=name), Why)
     if save is not None:
         write_saved(save, scheduler.page("/decisions/record", namespace=namespace, pod=name).encode())
     click.echo(document(msgspec.to_builtins(answer), output) if output.for_programs else "\n".join(why_lines(answer)))
     raise SystemExit(exit_codes.FINDINGS if answer.waits else exit_codes.OK)
+
+
+def _best_answer(texts: Iterable[str], kind: "type[Why]") -> "Why":
+    """Return the reply of the replica that knows most. One of another version, as during an update, is passed over. Raises AccessError."""
+    answers: list[Why] = []
+    unknown: Exception | None = None
+    for text in texts:
+        try:
+            answers.append(msgspec.json.decode(text, type=kind))
+        except msgspec.MsgspecError as exc:
+            unknown = exc
+            continue
+        if _is_whole(answers[-1]):
+            break  # the other replicas know no more
+    if not answers:
+        raise AccessError(
+            f"the scheduler's explanation has an unknown format: {unknown}; use the aliquot command of the scheduler's version"
+        ) from unknown
+    return max(reversed(answers), key=lambda one: (_knows_holds(one), not one.not_checked))
 
 
 def _is_whole(answer: "Why") -> bool:

@@ -295,11 +295,24 @@ void aq_code_give_back(const struct aq_place *place, uint64_t bytes)
 
 void aq_code_unloading(uint64_t handle, struct aq_code_held *held)
 {
+	struct aq_place current;
+
 	for (int device = 0; device < AQ_MAX_DEVICES; device++)
 		if (aq_map_take(&charged, key_of(handle, device), &held->entry[device]))
 			aq_code_learn_baseline(device);
 		else
 			held->entry[device].key = 0;
+	bool is_here = aq_place_current(&current) && current.device >= 0 && held->entry[current.device].key;
+	held->device = is_here && aq_code_look(current.device, &held->before) == CUDA_SUCCESS ? current.device : AQ_NO_DEVICE;
+}
+
+/* Without a look at the process, which costs much more: the device has gained just what was charged, so nothing was kept. */
+static bool came_back(const struct aq_code_held *held, const struct aq_entry *entry)
+{
+	struct aq_moment now;
+
+	return (int)entry->device == held->device && !atomic_load_explicit(&keeps, memory_order_relaxed) &&
+	       aq_code_look(held->device, &now) == CUDA_SUCCESS && now.free_bytes - held->before.free_bytes == entry->bytes;
 }
 
 /* Code that was charged with other code is not in the records, and its memory may be what the context keeps. */
@@ -328,7 +341,9 @@ void aq_code_unloaded(const struct aq_code_held *held, bool unloaded)
 		if (!held->entry[device].key)
 			continue;
 		is_known = true;
-		if (unloaded)
+		if (unloaded && came_back(held, &held->entry[device]))
+			aq_uncharge(device, AQ_MODULE, held->entry[device].bytes);
+		else if (unloaded)
 			unloaded_known(&held->entry[device]);
 		else
 			aq_map_put(&charged, &held->entry[device]);

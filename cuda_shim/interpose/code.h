@@ -43,6 +43,8 @@ bool aq_code_hold(uint64_t handle, const struct aq_place *place, uint64_t bytes)
 /* Around a call that unloads: the handle leaves the records before the driver may give it out again. */
 struct aq_code_held {
 	struct aq_entry entry[AQ_MAX_DEVICES];
+	int device;              /* of the current context, if code is charged there; else AQ_NO_DEVICE */
+	struct aq_moment before; /* on that device */
 };
 void aq_code_unloading(uint64_t handle, struct aq_code_held *held);
 void aq_code_unloaded(const struct aq_code_held *held, bool unloaded);

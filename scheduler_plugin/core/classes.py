@@ -13,7 +13,7 @@ from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.errors import quote
 from aliquot.placement.request import RequestError, pod_preferences
-from scheduler_plugin.core.cluster.durations import check_durations
+from scheduler_plugin.core.cluster.durations import check_durations, parse_duration
 from scheduler_plugin.core.consolidate.movable import check_movable
 
 ANNOTATIONS: Final = (
@@ -47,6 +47,10 @@ class Profile(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields
     """Default share for a container that asks for nvidia.com/vgpu and states no amount: memory of each GPU. 0: whole GPUs."""
     cores: int = 0
     """The same for percent of SM time. 0: what the others leave."""
+    idle_yield_after: str = ""
+    """After this time without any use of its GPUs, a pod gives way first, to all that wait. Such as 30m. Empty: never."""
+    idle_end_after: str = ""
+    """After this time it ends. Empty: never."""
 
 
 DEFAULT_CLASSES: Final[Mapping[str, Profile]] = {
@@ -67,10 +71,12 @@ DEFAULT_CLASSES: Final[Mapping[str, Profile]] = {
         annotations={contract.ANNOTATION_MOVABLE: "false", contract.ANNOTATION_CORES_MODE: "weight"},
         memory_percent=25,
         cores=25,
+        idle_yield_after="1h",
     ),
 }
 """Training gives way, after five minutes without loss, and uses what the others leave. Inference goes first on a shared GPU. A notebook has
-a quarter of a GPU, and uses more compute only while others leave it; idle, it leaves its compute to them."""
+a quarter of a GPU, and uses more compute only while others leave it; idle, it leaves its compute to them, and after an hour its GPU to
+a pod that waits."""
 
 
 def parse_classes(value: Any) -> Mapping[str, Profile]:
@@ -93,6 +99,11 @@ def _check(name: str, profile: Profile) -> None:
     for field, percent in (("memoryPercent", profile.memory_percent), ("cores", profile.cores)):
         if not 0 <= percent <= units.WHOLE_GPU_PERCENT:
             raise ClassError(f"class {name}: {field}: expected 0 to {units.WHOLE_GPU_PERCENT} percent of a GPU, found {percent}")
+    for field, text in (("idleYieldAfter", profile.idle_yield_after), ("idleEndAfter", profile.idle_end_after)):
+        if text and not parse_duration(text):
+            raise ClassError(
+                f"class {name}: {field}: expected a time such as 30m, 12h or 2d, found {quote(text)}: correct it, or remove it"
+            )
     try:
         pod_preferences(profile.annotations)
         check_durations(profile.annotations)

@@ -6,19 +6,17 @@ So all other decisions see these devices as taken: what is promised, free and fr
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from aliquot.contract import units
 from scheduler_plugin.core.claims.first_fit import Amounts, DeviceKey
+from scheduler_plugin.core.claims.planned import CORES, MEMORY
 from scheduler_plugin.core.claims.pools import Pools, node_of
 from scheduler_plugin.core.claims.stored import ClaimKey, StoredClaim
 from scheduler_plugin.core.cluster.hold_uids import claim_uid
 from scheduler_plugin.core.cluster.pods import Use
 from scheduler_plugin.core.cluster.state import ClusterState, Reservation, Stage
 from scheduler_plugin.core.score.cost import HostDemand
-
-MEMORY: Final = "memory"
-CORES: Final = "cores"
 
 
 class ClaimHolds:
@@ -31,8 +29,10 @@ class ClaimHolds:
         """Allocated claims with a device of unknown GPU."""
 
     def set_claim(self, claim: StoredClaim) -> None:
-        """Store a new or changed claim."""
+        """Store a new or changed claim. The watch may show a state from before our own write."""
         before = self._pools.claims.get(claim.key)
+        if before is not None and claim.is_older_than(before):
+            return
         if before is not None and before.uid != claim.uid:
             self.drop_claim(before)
         self._pools.set_claim(claim)

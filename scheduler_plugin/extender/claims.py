@@ -11,7 +11,7 @@ asks for.
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -19,9 +19,9 @@ import numpy as np
 from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.errors import ContractError
-from aliquot.contract.model import ContainerRequest, ContainerSpec, Pod, Policy, Preferences
-from aliquot.placement import mig
+from aliquot.contract.model import ContainerRequest, Policy, Preferences
 from scheduler_plugin.core.claims.first_fit import MOST_STEPS, Claim, Effort, Request, SearchTooLongError, Taken
+from scheduler_plugin.core.claims.planned import CORES, as_container, as_shares
 from scheduler_plugin.core.claims.pools import Guess, Origin, Pools
 from scheduler_plugin.core.claims.stored import StoredClaim
 from scheduler_plugin.core.cluster.columns import Rows
@@ -32,7 +32,7 @@ from scheduler_plugin.core.fit.columnar import RatingQuery, evaluate
 from scheduler_plugin.core.fit.shapes import Shapes, Verdict, blank, grown
 from scheduler_plugin.core.score.cost import HostDemand
 from scheduler_plugin.extender.cache import keep
-from scheduler_plugin.extender.claim_holds import CORES, MEMORY, ClaimHolds, add_use
+from scheduler_plugin.extender.claim_holds import ClaimHolds, add_use
 from scheduler_plugin.ports import Clock
 
 MOST_KEPT: Final = 128
@@ -70,7 +70,7 @@ class ClaimQuery:
     @property
     def asks(self) -> tuple[RatingQuery, ...]:
         """The same as containers that ask for shares."""
-        return tuple(RatingQuery(_as_container(one), Preferences(), self.policy, self.demand) for one in self.requests)
+        return tuple(RatingQuery(as_container(one), Preferences(), self.policy, self.demand) for one in self.requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,11 @@ class ClaimVerdicts:
         self._predictions: OrderedDict[tuple[bytes, ...], _Predictions] = OrderedDict()
         self._verdicts: OrderedDict[tuple[tuple[bytes, ...], HostDemand], tuple[_Predictions, Verdict]] = OrderedDict()
 
+    def is_our_class(self, name: str) -> bool:
+        """Whether a DeviceClass selects GPUs of Aliquot, or may: while classes are not known, each may."""
+        selectors = ((self.pools.classes.get(name) or {}).get("spec") or {}).get("selectors") or ()
+        return not self.is_current or any(contract.DRA_DRIVER in one["cel"]["expression"] for one in selectors)
+
     def query(self, pod: PodFacts) -> ClaimQuery | str:
         """Return what a pod claims; a sentence if kube-scheduler alone decides."""
         waiting = self._waiting(pod)
@@ -162,7 +167,7 @@ class ClaimVerdicts:
 
     def judge(self, pod: PodFacts, query: ClaimQuery) -> Verdict:
         """Judge all nodes for these claims."""
-        self._state.wanted.see(_as_shares(pod, self._asks(query)))
+        self._state.wanted.see(as_shares(replace(pod, gpu=None), [ask.request for ask in self._asks(query)]))
         self._shapes.refresh()
         with self._state.without(pod.uid):
             self._state.columns.derive()
@@ -315,12 +320,6 @@ def _groups(claim: Claim, taken: Sequence[Taken]) -> list[tuple[Taken, ...]]:
     return [tuple(one for one in taken if one.request.partition("/")[0] == name) for name in names]
 
 
-def _as_container(request: Request) -> ContainerRequest:
-    memory, cores = request.amounts.get(MEMORY), request.amounts.get(CORES)
-    memory_bytes = None if memory is None else request.count * -(-int(memory) // units.MIB) * units.MIB
-    return ContainerRequest(request.name, request.count, memory_bytes, None if cores is None else request.count * int(cores))
-
-
 def _as_given(request: Request, origins: Sequence[Origin]) -> ContainerRequest | None:
     """Return a request as a container that asks for these devices; None if they are not all of it, or of several kinds."""
     if len(origins) != request.count:
@@ -332,20 +331,5 @@ def _as_given(request: Request, origins: Sequence[Origin]) -> ContainerRequest |
     if profile:
         return ContainerRequest(request.name, mig=((profile, request.count),))
     if fixed_mib is None:
-        return _as_container(request) if several == 1 else None
+        return as_container(request) if several == 1 else None
     return ContainerRequest(request.name, len(on_gpu), request.count * fixed_mib * units.MIB)
-
-
-def _as_shares(pod: PodFacts, asks: Sequence[RatingQuery]) -> PodFacts:
-    """Return the pod as if it asked for its devices by resources: by such pods the demand is known."""
-    containers = []
-    for number, ask in enumerate(asks):
-        limits = {contract.RESOURCE_VGPU: str(ask.request.vgpus)} if ask.request.vgpus else {}
-        limits |= {mig.resource_of_profile(profile): str(count) for profile, count in ask.request.mig}
-        if ask.request.memory_bytes is not None:
-            limits[contract.RESOURCE_VGPU_MEMORY] = str(ask.request.memory_bytes // units.MIB)
-        if ask.request.cores_percent is not None:
-            limits[contract.RESOURCE_VGPU_CORES] = str(ask.request.cores_percent)
-        containers.append(ContainerSpec(f"request-{number}", limits))
-    gpu = Pod(pod.namespace, pod.name, pod.uid, "", "Pending", {}, tuple(containers))
-    return PodFacts(pod.uid, pod.namespace, pod.name, "", True, False, pod.priority, pod.cpu_milli, pod.memory_mib, gpu)

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the verbs and the services of one scheduler share, by subject."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler_plugin.core.cluster.budgets import Budgets
 from scheduler_plugin.core.cluster.decisions import Decisions
 from scheduler_plugin.core.cluster.journal import Rules
+from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.requests import PodRequests
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.fit.shapes import Shapes
 from scheduler_plugin.core.gang.plan import Planner
+from scheduler_plugin.core.gang.preempt import LOWEST_PRIORITY
 from scheduler_plugin.extender.claims import ClaimVerdicts
 from scheduler_plugin.extender.decision_log import DecisionLog
 from scheduler_plugin.extender.gang import Gangs
@@ -53,6 +55,8 @@ class ExtenderContext:
     groups: GroupRounds
     put_off: PutOff
     budgets: Budgets
+    idle: set[str] = field(default_factory=set)
+    """UIDs of the bound pods that give way because they do not use their GPUs. ``services.idle_pods`` keeps it up to date."""
 
     @classmethod
     def create(
@@ -81,6 +85,20 @@ class ExtenderContext:
             PutOff(),
             Budgets(),
         )
+
+    def is_less_important(self, pod: PodFacts, other: PodFacts) -> bool:
+        """Whether a bound pod may end for another one.
+
+        An idle pod gives way to every pod. But if it has a controller, which creates it again at once, only to those that it would not
+        end in turn.
+        """
+        if pod.uid in self.idle:
+            return pod.priority <= other.priority or not pod.controller_uid
+        return pod.priority < other.priority
+
+    def cost_of(self, pod: PodFacts) -> int:
+        """Return the priority by which pods that may end are compared: idle ones end first."""
+        return LOWEST_PRIORITY if pod.uid in self.idle else pod.priority
 
     @property
     def decisions(self) -> Decisions:

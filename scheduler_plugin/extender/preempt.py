@@ -59,7 +59,10 @@ class EvictionPlan:
 
 @dataclass(frozen=True, slots=True)
 class MayEnd:
-    """Which pods may end, beside those that kube-scheduler chose: less important ones that ran for their minimum and are not ending yet."""
+    """Which pods may end, beside those that kube-scheduler chose: less important ones that ran for their minimum and are not ending yet.
+
+    An idle pod counts as less important (``ExtenderContext.is_less_important``).
+    """
 
     spared: frozenset[str] = frozenset()
     """UIDs of pods that stay."""
@@ -71,11 +74,11 @@ class MayEnd:
         here = list(context.state.pods_on(node))
         mates = self._mates(context, here, node) if self.elsewhere else ()
         now = context.clock.now()
-        return [pod for pod in (*here, *mates) if self._covers(pod, preemptor) and may_end_from(pod) <= now]
+        others = [pod for pod in (*here, *mates) if context.is_less_important(pod, preemptor) and pod.uid != preemptor.uid]
+        return [pod for pod in others if self._covers(pod) and may_end_from(pod) <= now]
 
-    def _covers(self, pod: PodFacts, preemptor: PodFacts) -> bool:
-        is_less_important = pod.priority < preemptor.priority and pod.uid != preemptor.uid
-        return is_less_important and not pod.deletion_requested and pod.uid not in self.spared
+    def _covers(self, pod: PodFacts) -> bool:
+        return not pod.deletion_requested and pod.uid not in self.spared
 
     def _mates(self, context: ExtenderContext, here: Iterable[PodFacts], node: str) -> Iterator[PodFacts]:
         keys = dict.fromkeys(gang.key for pod in here if (gang := gang_of_pod(pod)) is not None)
@@ -503,7 +506,7 @@ def allowed_after(context: ExtenderContext, chosen: Iterable[str], victims: Iter
 
 def _victim(context: ExtenderContext, pod: PodFacts) -> Victim:
     footprint, budgets = context.state.footprint_of(pod.uid), context.budgets.covering(pod)
-    return Victim(pod.uid, pod.priority, footprint, budgets, is_extra(context.state, pod))
+    return Victim(pod.uid, context.cost_of(pod), footprint, budgets, is_extra(context.state, pod))
 
 
 def _known(context: ExtenderContext, uids: Iterable[str]) -> list[PodFacts]:

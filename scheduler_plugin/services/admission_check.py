@@ -14,6 +14,7 @@ Invariant: the answer Ready is written only while the seats are held, and the se
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -38,7 +39,8 @@ logger = logging.getLogger(__name__)
 PERIOD_SECONDS: Final = 0.5
 """A change of room is seen within this time."""
 REST_FACTOR: Final = 3
-"""Rest after a round in proportion to its length, so that planning takes at most a quarter of the process."""
+"""Rest after a round in proportion to its CPU time, so that planning takes at most a quarter of the process. Not to its length: on a busy
+machine most of that is waiting for a CPU, and the rest would be many times as long."""
 HOLD_SECONDS: Final = 60.0
 """How long seats wait for the next pod of their workload, and for the admission after Ready."""
 LATE_SECONDS: Final = 15.0
@@ -115,7 +117,7 @@ class AdmissionCheckController:
         self._rebuilt: float | None = None
         """The term for which the holds were rebuilt."""
         self._busy_seconds = 0.0
-        """Time that the present round spent on plans."""
+        """CPU time that the present round spent on plans."""
         self._growing: set[WorkloadKey] = set()
         """Workloads of elastic jobs that are being replaced by larger ones."""
         self._is_quota_wanted = False
@@ -340,7 +342,7 @@ class AdmissionCheckController:
 
     def _seats_for(self, workload: Workload, known: _Known) -> list[Seat] | Lacking | Refused:
         """Reserve all seats now, or say why there are none."""
-        begun, before = self._now(), self._context.state.columns.change_count
+        begun, before = time.thread_time(), self._context.state.columns.change_count
         known.sign = self._sign()
         demands = self._demands(workload, known)
         if isinstance(demands, Refused):
@@ -349,7 +351,7 @@ class AdmissionCheckController:
         found = self._seating.seat(workload.uid, demands, explain=explain)
         if isinstance(found, Lacking):
             self._own_changes += self._context.state.columns.change_count - before
-        self._busy_seconds += self._now() - begun
+        self._busy_seconds += time.thread_time() - begun
         return found
 
     def _stay(self, workload: Workload, known: _Known, reason: str) -> None:

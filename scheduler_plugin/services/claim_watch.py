@@ -8,6 +8,7 @@ pod with what it knew. So each refused pod that fits now gets an annotation, whi
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -39,15 +40,26 @@ def decode_object(raw: msgspec.Raw) -> _Json:
     return found
 
 
-class _Receiver(Generic[_T]):
+class Receiver(Generic[_T]):
     """Takes the objects of one kind. Implements the listener of a stream."""
 
-    def __init__(self, put: Callable[[_T], None], drop: Callable[[_T], None], replace: Callable[[list[_T]], None]) -> None:
+    def __init__(
+        self,
+        put: Callable[[_T], None],
+        drop: Callable[[_T], None],
+        replace: Callable[[list[_T]], None],
+        monotonic: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """Args: monotonic: for ``listed_from``."""
         self._put = put
         self._drop = drop
         self._replace = replace
+        self._monotonic = monotonic
         self._trouble = ""
         self._is_listed = False
+        self._listing_from = -inf
+        self.listed_from = -inf
+        """When the latest complete list began, on the monotonic clock: it shows everything from before."""
         self.on_state: Callable[[], None] = lambda: None
         """Called when ``is_current`` may have changed."""
 
@@ -58,11 +70,12 @@ class _Receiver(Generic[_T]):
 
     def listing(self) -> None:
         """See ``adapters.kube_watch.Listener``."""
+        self._listing_from = self._monotonic()
 
     def listed(self, items: list[_T]) -> None:
         """See ``adapters.kube_watch.Listener``."""
         self._replace(items)
-        self._is_listed = True
+        self._is_listed, self.listed_from = True, self._listing_from
         self.opened()
 
     def opened(self) -> None:
@@ -92,17 +105,17 @@ class _Receiver(Generic[_T]):
 class ClaimWatch:
     """The receivers of the three streams."""
 
-    def __init__(self, claims: ClaimVerdicts) -> None:
+    def __init__(self, claims: ClaimVerdicts, monotonic: Callable[[], float] = lambda: 0.0) -> None:
         pools, holds = claims.pools, claims.holds
         self._claims = claims
-        self.slices: _Receiver[_Json] = _Receiver(holds.set_slice, holds.drop_slice, holds.replace_slices)
-        self.classes: _Receiver[_Json] = _Receiver(pools.set_class, pools.drop_class, pools.replace_classes)
-        self.claims: _Receiver[StoredClaim] = _Receiver(holds.set_claim, holds.drop_claim, holds.replace_claims)
+        self.slices: Receiver[_Json] = Receiver(holds.set_slice, holds.drop_slice, holds.replace_slices)
+        self.classes: Receiver[_Json] = Receiver(pools.set_class, pools.drop_class, pools.replace_classes)
+        self.claims: Receiver[StoredClaim] = Receiver(holds.set_claim, holds.drop_claim, holds.replace_claims, monotonic)
         for one in self._receivers:
             one.on_state = self._note_state
 
     @property
-    def _receivers(self) -> "tuple[_Receiver[Any], ...]":
+    def _receivers(self) -> "tuple[Receiver[Any], ...]":
         return self.slices, self.classes, self.claims
 
     def _note_state(self) -> None:

@@ -9,7 +9,8 @@ from typing import Final
 from aliquot import contract
 from aliquot.kube.errors import KubeApiError, KubeConflictError, KubeNotFoundError
 from scheduler_plugin.core.cluster.pods import PodFacts
-from scheduler_plugin.ports import Clock, EventApi, PodApi
+from scheduler_plugin.extender.context import ExtenderContext
+from scheduler_plugin.ports import EventApi, EvictionApi
 from scheduler_plugin.services.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -31,12 +32,15 @@ class _Outcome(Enum):
 class Evictions:
     """Evicts pods, and remembers which ones the API server refused to evict."""
 
-    def __init__(self, api: PodApi, events: EventApi, clock: Clock, telemetry: Telemetry, on_granted: Callable[[PodFacts], None]) -> None:
+    def __init__(
+        self, api: EvictionApi, events: EventApi, context: ExtenderContext, telemetry: Telemetry, on_granted: Callable[[PodFacts], None]
+    ) -> None:
         """Args: on_granted: called with each pod that ends from now on."""
         self._on_granted = on_granted
         self._api = api
         self._events = events
-        self._clock = clock
+        self._clock = context.clock
+        self._idle = context.idle
         self._telemetry = telemetry
         self._refused: dict[str, float] = {}
         """By UID, until when the pod is spared."""
@@ -84,7 +88,8 @@ class Evictions:
         name, important = f"{victim.namespace}/{victim.name}", f"{pod.namespace}/{pod.name}"
         self._telemetry.preempted.inc()
         logger.info("evicted %s on node %s for a more important pod", name, node, extra={"pod": important})
-        sentence = f"evicted on node {node}: pod {important} has a higher priority and needs its GPU"
+        why = f"it did not use its GPU, and pod {important} needs it" if victim.uid in self._idle else ""
+        sentence = f"evicted on node {node}: {why or f'pod {important} has a higher priority and needs its GPU'}"
         try:
             await self._events.post_event(victim.namespace, victim.name, victim.uid, contract.EVENT_REASON_PREEMPTED, sentence)
         except KubeApiError as exc:

@@ -224,7 +224,7 @@ class NewVictims:
         known = self._least.get(node)
         if known is None or known[0] != changed_at:
             await asyncio.sleep(0)
-            bound = (pod.priority for pod in state.pods_on(node) if pod.gpu is not None and not pod.deletion_requested)
+            bound = (self._context.cost_of(pod) for pod in state.pods_on(node) if pod.gpu is not None and not pod.deletion_requested)
             known = self._least[node] = changed_at, min(bound, default=inf)
         return known[1]
 

@@ -17,6 +17,7 @@ and long work is repeated only after several times as long. While nothing change
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
@@ -110,7 +111,7 @@ class Preemptor:
     ) -> None:
         """Args: retry: makes kube-scheduler retry the pod of a UID. leads: whether this replica decides."""
         self._context = context
-        self._evictions = Evictions(api, events, context.clock, telemetry, self._note_granted)
+        self._evictions = Evictions(api, events, context, telemetry, self._note_granted)
         self._retry = retry
         self._leads = leads
         self._under_way: dict[str, _Move] = {}
@@ -279,7 +280,19 @@ class Preemptor:
 
     async def _lowest_priority(self) -> float:
         pods = in_batches(list(self._context.state.pods.values()), MAX_PER_BATCH)
-        return min([pod.priority async for pod in pods if pod.gpu is not None and pod.node_name], default=inf)
+        return min([self._context.cost_of(pod) async for pod in pods if pod.gpu is not None and pod.node_name], default=inf)
+
+    async def make_room_of_idle(self, pod: PodFacts, nodes: Iterable[str]) -> bool:
+        """End the cheapest idle pods on one of these nodes for a pod that needs only them to end; return whether pods end.
+
+        For a pod that kube-scheduler's own filters refuse everywhere: it calls no filter then, so there is no decision on the pod.
+        """
+        best = await self._best_of(pod.uid, nodes, self._context.clock.monotonic(), among=self._context.idle)
+        waiting = self._context.state.pods.get(pod.uid)
+        if best is None or waiting is None or not self._may_be_helped(waiting):
+            return False
+        await self._carry_out(best, waiting)
+        return waiting.uid in self._under_way
 
     # --- serving it ---
 
@@ -336,20 +349,28 @@ class Preemptor:
                 await self._carry_out(best, waiting)
         return bool(due)
 
-    async def _best_of(self, uid: str, nodes: Iterable[str], begun: float) -> EvictionPlan | None:
-        """Return the cheapest plan for a pod that starts alone, as far as the time suffices; None if no pod may end for it."""
+    async def _best_of(self, uid: str, nodes: Iterable[str], begun: float, among: AbstractSet[str] | None = None) -> EvictionPlan | None:
+        """Return the cheapest plan for a pod that starts alone, as far as the time suffices; None if no pod may end for it.
+
+        Args: among: UIDs of the only pods that may end; None: all that may by the rules of preemption.
+        """
         best: EvictionPlan | None = None
         for node in nodes:
             await asyncio.sleep(0)
             pod = self._context.state.pods.get(uid)
             if pod is None or not self._may_be_helped(pod) or len(members_with(self._context, pod)) != 1:
                 return None
-            plan = plan_eviction(self._context, pod, node, self._evictions.refused)
-            if plan is not None and plan.ended and (best is None or plan.cost < best.cost):
+            plan = self._plan_among(pod, node, among)
+            if plan is not None and (best is None or plan.cost < best.cost):
                 best = plan
             if self._is_late(begun, found=best is not None):
                 break
         return best
+
+    def _plan_among(self, pod: PodFacts, node: str, among: AbstractSet[str] | None) -> EvictionPlan | None:
+        """Return a plan that ends pods, and only those of ``among``."""
+        plan = plan_eviction(self._context, pod, node, self._evictions.refused)
+        return plan if plan is not None and plan.ended and (among is None or plan.ended <= among) else None
 
     def _is_late(self, begun: float, *, found: bool = False) -> bool:
         """Whether a search that began then ends now: reservations of moves under way must be renewed in time.

@@ -21,5 +21,6 @@ class UtilizationReader:
     async def run(self) -> None:
         """Read once a period, until cancelled."""
         while True:
-            self._state.read_utilization()
+            for _ in self._state.utilization_steps():
+                await asyncio.sleep(0)  # calls are served between two pieces
             await asyncio.sleep(PERIOD_SECONDS)

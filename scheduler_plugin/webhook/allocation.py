@@ -1,34 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether a pod's vGPUs become ResourceClaims.
+"""Decides whether a pod's vGPUs become ResourceClaims, and who allocates a pod's claims.
 
-A node gives out its GPUs by one interface, so a pod can run on one kind of node only.
+A node gives out its GPUs in one way, so a pod can run on one kind of node only.
 
-The label ``aliquot.dev/allocation`` of the pod decides, then that of its namespace, with the values ``dra`` and ``plugin``. Without a label
-pods get claims if a node gives out its GPUs by claims, or if there is no node with GPUs yet.
+The label ``aliquot.dev/allocation`` of the pod decides, then that of its namespace, with the values ``dra``, ``planned`` and ``plugin``.
+Without a label the nodes decide: ``planned`` if a node has that, else ``dra`` if a node has that or there is no node with GPUs yet.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from aliquot import contract
 from aliquot.contract.errors import quote
 from aliquot.contract.model import Allocation
 from aliquot.kube.errors import KubeApiError
-from aliquot.kube.requests import object_path
+from aliquot.kube.requests import namespaced, object_path
 from aliquot.placement.request import RequestError
+from scheduler_plugin.core.claims.templates import is_ours
 from scheduler_plugin.ports import ObjectApi
 
 KEPT_SECONDS: Final = 5.0
 """How long the label of a namespace that was just read is not read again: a Deployment makes many pods at once."""
 MOST_KEPT: Final = 1024
+RESOURCES: Final = "apis/resource.k8s.io/v1"
 
 
 class AllocationRule:
     """Knows the nodes' interfaces, and reads the labels of namespaces."""
 
-    def __init__(self, nodes: Callable[[], Iterable[Allocation]], objects: ObjectApi, monotonic: Callable[[], float]) -> None:
-        """Args: nodes: returns the interface of each node with GPUs."""
+    def __init__(
+        self,
+        nodes: Callable[[], Iterable[Allocation]],
+        objects: ObjectApi,
+        monotonic: Callable[[], float],
+        is_our_class: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        """Args: nodes: returns the allocation of each node with GPUs. is_our_class: whether a DeviceClass may select GPUs of Aliquot."""
         self._nodes = nodes
+        self._is_our_class = is_our_class
         self._objects = objects
         self._monotonic = monotonic
         self._kept: dict[str, tuple[float, Allocation | None]] = {}
@@ -41,7 +50,27 @@ class AllocationRule:
         if stated is not None:
             return stated
         nodes = set(self._nodes())
+        if Allocation.PLANNED in nodes:
+            return Allocation.PLANNED
         return Allocation.DRA if Allocation.DRA in nodes or not nodes else Allocation.PLUGIN
+
+    async def claims_ours(self, pod: Mapping[str, Any], namespace: str) -> bool:
+        """Whether a claim of a pod is for GPUs of Aliquot, or may be: one that cannot be read now counts."""
+        for one in (pod.get("spec") or {}).get("resourceClaims") or ():
+            template, claim = one.get("resourceClaimTemplateName"), one.get("resourceClaimName")
+            if is_ours(str(template or "")):
+                return True
+            plural, name = ("resourceclaimtemplates", template) if template else ("resourceclaims", claim)
+            if name and await self._may_be_ours(object_path(namespaced(plural, namespace, RESOURCES), str(name))):
+                return True
+        return False
+
+    async def _may_be_ours(self, path: str) -> bool:
+        try:
+            found = await self._objects.get_object(path)
+        except KubeApiError:
+            return True
+        return found is None or any(self._is_our_class(name) for name in _classes_in(found))
 
     async def _of_namespace(self, namespace: str) -> Allocation | None:
         now = self._monotonic()
@@ -59,6 +88,15 @@ class AllocationRule:
         return stated
 
 
+def _classes_in(claim_or_template: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the classes that a ResourceClaim or its template names; empty texts too."""
+    spec = claim_or_template.get("spec") or {}
+    devices = (spec.get("spec") or spec).get("devices") or {}
+    for request in devices.get("requests") or ():
+        for stated in (request.get("exactly") or {}, *(request.get("firstAvailable") or ())):
+            yield str(stated.get("deviceClassName") or "")
+
+
 def _stated(labels: object, where: str) -> Allocation | None:
     """Return what a label says; None without it. Raises RequestError."""
     text = labels.get(contract.LABEL_ALLOCATION) if isinstance(labels, Mapping) else None
@@ -67,4 +105,6 @@ def _stated(labels: object, where: str) -> Allocation | None:
     try:
         return Allocation(text)
     except ValueError:
-        raise RequestError(f"label {contract.LABEL_ALLOCATION} of the {where}: expected dra or plugin, found {quote(str(text))}") from None
+        raise RequestError(
+            f"label {contract.LABEL_ALLOCATION} of the {where}: expected dra, planned or plugin, found {quote(str(text))}"
+        ) from None

@@ -5,15 +5,16 @@ It is the last step of admission: amounts, preferences and scheduler are settled
 gets a claim of its own, made from a template that all containers of its shape share.
 """
 
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from aliquot import contract
-from aliquot.contract.model import NumaMode, PodRequest
+from aliquot.contract.model import Allocation, NumaMode, PodRequest
 from aliquot.placement.request import RequestError
 from scheduler_plugin.core.claims.templates import REQUEST, ClaimTemplate, is_ours, template_of
 from scheduler_plugin.core.cluster.gang import gang_of
 from scheduler_plugin.core.cluster.pods import asks_gpu
-from scheduler_plugin.webhook.draft import Draft, DraftContainer
+from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
 
 CLAIM_PREFIX: Final = "aliquot-vgpu-"
 """Of the names by which a pod's containers use its claims."""
@@ -24,9 +25,12 @@ def is_translated(draft: Draft) -> bool:
     return any(is_ours(str(claim.get("resourceClaimTemplateName") or "")) for claim in draft.resource_claims)
 
 
-def translate_to_claims(draft: Draft, request: PodRequest) -> tuple[ClaimTemplate, ...]:
-    """Replace the amounts by claims; return the templates that must exist. Raises RequestError with what claims cannot state."""
-    if gang_of("", draft.annotations) is not None:
+def translate_to_claims(draft: Draft, request: PodRequest, *, planned: bool = False) -> tuple[ClaimTemplate, ...]:
+    """Replace the amounts by claims; return the templates that must exist. Raises RequestError with what claims cannot state.
+
+    Args: planned: whether our scheduler allocates them, so that gangs and preferences have their effect.
+    """
+    if not planned and gang_of("", draft.annotations) is not None:
         raise RequestError(f"annotation {contract.ANNOTATION_GANG}: gangs are not available where GPUs are claimed: remove the annotation")
     containers = {container.name: container for container in draft.containers}
     taken = {str(claim.get("name") or "") for claim in draft.resource_claims}
@@ -38,8 +42,23 @@ def translate_to_claims(draft: Draft, request: PodRequest) -> tuple[ClaimTemplat
         taken.add(name)
         draft.resource_claims.append({"name": name, "resourceClaimTemplateName": template.name})
         _claim(containers[asked.container], name)
-    _warn_of_what_is_lost(draft, request)
+    if not planned:
+        _warn_of_what_is_lost(draft, request)
     return tuple(templates.values())
+
+
+def hold_for_planning(pod: Mapping[str, Any]) -> Sequence[Json]:
+    """Return the patch that has a pod with claims wait for our scheduler: a scheduling gate, and the label by which that finds the pod.
+
+    Raises: RequestError: this is no pod.
+    """
+    draft = Draft(pod)
+    if draft.node_name:
+        return ()
+    draft.labels[contract.LABEL_ALLOCATION] = Allocation.PLANNED
+    if all(gate.get("name") != contract.PLANNED for gate in draft.scheduling_gates):
+        draft.scheduling_gates.append({"name": contract.PLANNED})
+    return draft.patch()
 
 
 def _free_name(taken: set[str]) -> str:

@@ -148,6 +148,7 @@ class Draft:
         self.containers = [DraftContainer(*found) for found in _containers(self._spec)]
         self.tolerations = _copies(self._spec.get("tolerations"))
         self.resource_claims = _copies(self._spec.get("resourceClaims"))
+        self.scheduling_gates = _copies(self._spec.get("schedulingGates"))
         self.scheduler_name = self._spec.get("schedulerName") or ""
         self.node_name = self._spec.get("nodeName") or ""
         self.priority_class = self._spec.get("priorityClassName") or ""
@@ -220,7 +221,12 @@ class Draft:
             *_set_if_changed(
                 "/spec",
                 self._spec,
-                {"schedulerName": self.scheduler_name, "tolerations": self.tolerations, "resourceClaims": self.resource_claims},
+                {
+                    "schedulerName": self.scheduler_name,
+                    "tolerations": self.tolerations,
+                    "resourceClaims": self.resource_claims,
+                    "schedulingGates": self.scheduling_gates,
+                },
             ),
         ]
         for container in self.containers:

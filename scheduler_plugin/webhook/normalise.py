@@ -92,6 +92,8 @@ class Normaliser:
     """Annotations that are removed from a GPU pod, with a warning."""
     as_claims: bool = False
     """Whether amounts become ResourceClaims: the nodes give out their GPUs by dynamic resource allocation."""
+    plans_claims: bool = False
+    """Whether our scheduler allocates these claims, and not kube-scheduler."""
     applies_classes: bool = True
     """Whether a pod gets what its class stands for."""
     adopts: bool = True
@@ -169,7 +171,7 @@ class Normaliser:
             self._settle_scheduling(draft)
             _override_visible_devices(draft)
             _remove_memory_variables(draft)
-            templates = translate_to_claims(draft, request) if self.as_claims else ()
+            templates = translate_to_claims(draft, request, planned=self.plans_claims) if self.as_claims else ()
         except (RequestError, ContractError) as exc:
             return Outcome(refusal=str(exc))
         return Outcome(patch=tuple(draft.patch()), warnings=tuple(draft.warnings), templates=templates)

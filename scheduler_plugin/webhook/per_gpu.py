@@ -115,8 +115,14 @@ def _ask_instances(draft: Draft, container: DraftContainer, vgpus: int, memory: 
     profiles = options.mig_profiles(pod_preferences(draft.pod().annotations))
     wanted_mib = memory.amount if memory is not None and memory.resource == contract.RESOURCE_VGPU_MEMORY else 0
     fitting = [(size, name) for name, size in profiles.items() if size >= wanted_mib]
+    if not profiles:
+        raise RequestError(
+            f"container {container.name} asks in mode {MIG_MODE} for instances with {wanted_mib or 'all the'} MiB, and no node offers MIG "
+            f"instances now, so no profile can be chosen: ask for the instance by its resource, such as "
+            f"{contract.RESOURCE_MIG_PREFIX}1g.10gb: 1; that also works while nodes are to be added"
+        )
     if not wanted_mib or not fitting:
-        found = ", ".join(f"{name} with {size} MiB" for name, size in sorted(profiles.items(), key=lambda item: item[1])) or "no profile"
+        found = ", ".join(f"{name} with {size} MiB" for name, size in sorted(profiles.items(), key=lambda item: item[1]))
         raise RequestError(
             f"container {container.name} asks in mode {MIG_MODE} for instances with {wanted_mib or 'all the'} MiB, and the nodes offer "
             f"{found}: state the memory of one of these, or ask for the instance by its resource, such as "

@@ -3,7 +3,7 @@
 
 ``/mutate`` reviews pods that are being created. ``/validate`` reviews them last, after all other webhooks. It refuses a pod that
 ``/mutate`` would still refuse or change, and an assignment that no binding wrote (``/mutate`` removes one copied from another pod).
-``/templates`` reviews objects with pod templates, and refuses none.
+``/templates`` reviews objects with pod templates, and refuses none. ``/claims`` reviews pods with ResourceClaims that are being created.
 
 The second review is needed because the API server calls mutating webhooks in the order of their configurations' names, and calls again
 only those that it called in the first round. If a later webhook adds a GPU to a pod without GPUs, ``/mutate`` never sees it.
@@ -27,6 +27,7 @@ from scheduler_plugin.core.claims.templates import ClaimTemplate
 from scheduler_plugin.errors import WireError
 from scheduler_plugin.webhook.adoption import becomes
 from scheduler_plugin.webhook.allocation import AllocationRule
+from scheduler_plugin.webhook.claims import hold_for_planning
 from scheduler_plugin.webhook.grouper import Grouper
 from scheduler_plugin.webhook.groups import Finding
 from scheduler_plugin.webhook.normalise import Normaliser, Outcome
@@ -105,6 +106,7 @@ class Reviews:
     def by_path(self) -> Mapping[str, Callable[[bytes], Coroutine[Any, Any, bytes]]]:
         """Return the endpoints by path. Each raises WireError."""
         return {
+            "/claims": self.hold_for_planning,
             "/mutate": self.mutate,
             "/mutate/adopt": self.mutate_adopted,
             "/mutate/dry-run": self.dry_run,
@@ -121,6 +123,19 @@ class Reviews:
     async def mutate_adopted(self, body: bytes) -> bytes:
         """Reply to a mutating review of a pod of an adopted namespace. Raises WireError."""
         return await self._mutate(body, self._adopting)
+
+    async def hold_for_planning(self, body: bytes) -> bytes:
+        """Reply to a mutating review of a pod with claims: have it wait, if our scheduler allocates them. Raises WireError."""
+        request = _decode(body)
+        pod = request.object
+        if request.operation != "CREATE" or pod is None or self._allocation is None:
+            return self._answer(request.uid, "untouched")
+        try:
+            planned = await self._allocation.of(pod, request.namespace) is Allocation.PLANNED
+            patch = hold_for_planning(pod) if planned and await self._allocation.claims_ours(pod, request.namespace) else ()
+        except RequestError as exc:
+            return self._answer(request.uid, "refused", refusal=str(exc))
+        return self._answer(request.uid, "admitted" if patch else "untouched", patch=patch)
 
     async def dry_run(self, body: bytes) -> bytes:
         """Say what adoption would make of a pod, and leave it as it is. Raises WireError."""
@@ -175,7 +190,8 @@ class Reviews:
         """Return the rules for a pod, which may not turn its amounts into claims. Raises RequestError."""
         if self._allocation is None or not normaliser.as_claims or not replace(normaliser, as_claims=False).admit(pod).is_gpu_pod:
             return normaliser
-        return replace(normaliser, as_claims=await self._allocation.of(pod, namespace) is Allocation.DRA)
+        allocation = await self._allocation.of(pod, namespace)
+        return replace(normaliser, as_claims=allocation.by_claims, plans_claims=allocation is Allocation.PLANNED)
 
     async def _admit(self, pod: Mapping[str, Any], request: _Request, normaliser: Normaliser) -> Outcome:
         try:

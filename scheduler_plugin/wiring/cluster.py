@@ -15,6 +15,7 @@ from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.adapters.clock import SystemClock
 from scheduler_plugin.adapters.kube_watch import Stream
 from scheduler_plugin.core.admit.nodes import NodeFacts, Taint
+from scheduler_plugin.core.claims.planned import decode_planned
 from scheduler_plugin.core.claims.stored import decode_claim
 from scheduler_plugin.core.cluster.budgets import Budget
 from scheduler_plugin.core.cluster.domains import place_labels
@@ -34,6 +35,8 @@ from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.services.claim_watch import ClaimWatch, decode_object
 from scheduler_plugin.services.cluster_watch import ClusterWatch, NamedHost
+from scheduler_plugin.services.planned_pods import PATH as PLANNED_PATH
+from scheduler_plugin.services.planned_pods import PlannedPods
 from scheduler_plugin.settings import Settings
 
 PODS_PATH: Final = "/api/v1/pods?fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"
@@ -56,6 +59,8 @@ class Cluster:
     pods_stream: "Stream[PodFacts]"
     streams: "Sequence[Stream[Any]]"
     """All of them, the pods' stream too."""
+    claims: "ClaimStreams | None"
+    """None while the feature gate is closed."""
 
 
 def make_cluster(settings: Settings, connection: KubeConnection) -> Cluster:
@@ -72,26 +77,49 @@ def make_cluster(settings: Settings, connection: KubeConnection) -> Cluster:
     watch.on_nominated = context.reservations.follow_nomination
     watch.on_synced = settle_memory
     pods = Stream("pods", PODS_PATH, decode_pod, connection, watch.pods)
+    claims = claim_streams(settings, connection, context)
+    full_nodes = claims is not None or Gate.ADMISSION_CHECK in settings.gates
     streams: Sequence[Stream[Any]] = (
         Stream("gpunodes", GPU_NODES_PATH, gpunode.decode_gpu_node, connection, watch.inventories),
-        Stream("nodes", NODES_PATH, decode_full_host if Gate.ADMISSION_CHECK in settings.gates else decode_host, connection, watch.hosts),
+        Stream("nodes", NODES_PATH, decode_full_host if full_nodes else decode_host, connection, watch.hosts),
         Stream("poddisruptionbudgets", BUDGETS_PATH, decode_budget, connection, watch.budgets),
         pods,
-        *claim_streams(settings, connection, context),
+        *(claims.all if claims is not None else ()),
     )
-    return Cluster(clock, rules, context, watch, pods, streams)
+    return Cluster(clock, rules, context, watch, pods, streams, claims)
 
 
-def claim_streams(settings: Settings, connection: KubeConnection, context: ExtenderContext) -> "Sequence[Stream[Any]]":
-    """Construct the streams of what kube-scheduler allocates by ResourceClaims; none while the feature gate is closed."""
+@dataclass(frozen=True, slots=True)
+class ClaimStreams:
+    """What is allocated by ResourceClaims, and the pods with claims that are allocated here."""
+
+    watch: ClaimWatch
+    planned: PlannedPods
+    all: "Sequence[Stream[Any]]"
+
+    def relist(self) -> None:
+        """List again what a new leader must know."""
+        for stream in self.all:
+            stream.relist()
+
+    def listed_since(self, moment: float) -> bool:
+        """Whether claims and pods were listed after a moment on the monotonic clock."""
+        return all(one.is_current and one.listed_from >= moment for one in (self.watch.claims, self.planned.receiver))
+
+
+def claim_streams(settings: Settings, connection: KubeConnection, context: ExtenderContext) -> ClaimStreams | None:
+    """Construct the streams of what is allocated by ResourceClaims; None while the feature gate is closed."""
     if Gate.DYNAMIC_RESOURCE_ALLOCATION not in settings.gates:
-        return ()
-    watch = ClaimWatch(context.claims)
-    return (
+        return None
+    monotonic = context.clock.monotonic
+    watch, planned = ClaimWatch(context.claims, monotonic), PlannedPods(monotonic)
+    streams: Sequence[Stream[Any]] = (
         Stream("resourceslices", f"{RESOURCES_PATH}/resourceslices", decode_object, connection, watch.slices),
         Stream("deviceclasses", f"{RESOURCES_PATH}/deviceclasses", decode_object, connection, watch.classes),
         Stream("resourceclaims", f"{RESOURCES_PATH}/resourceclaims", decode_claim, connection, watch.claims),
+        Stream("pods with planned claims", PLANNED_PATH, decode_planned, connection, planned.receiver),
     )
+    return ClaimStreams(watch, planned, streams)
 
 
 def settle_memory() -> None:
@@ -115,7 +143,7 @@ def decode_budget(raw: msgspec.Raw) -> Budget:
 
 
 def decode_full_host(raw: msgspec.Raw) -> NamedHost:
-    """Decode a node of the stream with all its labels and taints, which the admission check needs."""
+    """Decode a node of the stream with all its labels and taints, which admission check and planned claims need."""
     node, host = msgspec.json.decode(raw, type=NodeObject), decode_host(raw)
     taints = tuple(Taint(one.key, one.value, one.effect) for one in node.spec.taints or ())
     host.facts = NodeFacts(host.name, node.metadata.labels or {}, taints)

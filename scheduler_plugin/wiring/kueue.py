@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The admission check for Kueue: the streams of Kueue's objects and the loop that answers. Only behind the feature gate AdmissionCheck."""
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,12 +43,16 @@ def make_kueue(settings: Settings, connection: KubeConnection, cluster: Cluster,
     checks = Stream("admissionchecks", CHECKS_PATH, decode_check, connection, objects.checks)
     flavors = Stream("resourceflavors", FLAVORS_PATH, decode_flavor, connection, objects.flavors)
 
-    def relist() -> None:
-        cluster.pods_stream.relist()
-        workloads.relist()
-
     for election in (leaders.leadership, leaders.following):
         if election is not None:
-            election.on_acquired = relist
+            election.on_acquired = _both(election.on_acquired, workloads.relist)
     leaders.is_prepared = lambda: controller.is_prepared
     return Kueue(controller, (workloads, checks, flavors))
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        first()
+        second()
+
+    return call

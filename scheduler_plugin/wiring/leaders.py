@@ -123,12 +123,18 @@ def make_leaders(settings: Settings, connection: KubeConnection, cluster: Cluste
     """Construct the elections that the settings name."""
     leadership: Leadership | None = None
     following: Following | None = None
+
+    def relist() -> None:
+        cluster.pods_stream.relist()
+        if cluster.claims is not None:
+            cluster.claims.relist()
+
     if settings.lease_name:
         lease = KubeLease(connection, settings.lease_namespace, settings.lease_name, cluster.clock)
         leadership = Leadership(lease, cluster.clock, f"{socket.gethostname()}_{uuid.uuid4()}")
-        leadership.on_acquired = cluster.pods_stream.relist
+        leadership.on_acquired = relist
     if settings.scheduler_lease:
         lease = KubeLease(connection, settings.lease_namespace, settings.scheduler_lease, cluster.clock, FOLLOW_SECONDS)
         following = Following(lease, cluster.clock, socket.gethostname(), lambda: cluster.watch.caught_up_at(Source.PODS))
-        following.on_acquired = cluster.pods_stream.relist
+        following.on_acquired = relist
     return Leaders(cluster.watch, leadership, following)

@@ -8,22 +8,28 @@ from typing import Any
 from aliquot.contract.features import Gate
 from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.adapters.kube import KubeEvents, KubePods
+from scheduler_plugin.adapters.kube_claims import KubeClaims
 from scheduler_plugin.adapters.kube_templates import KubeTemplates
 from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.extender.bind import Binder
+from scheduler_plugin.extender.planned import ClaimPlacer
 from scheduler_plugin.services.backfiller import Backfiller
+from scheduler_plugin.services.claim_planner import ClaimPlanner, Leads
 from scheduler_plugin.services.claim_templates import ClaimTemplates
 from scheduler_plugin.services.claim_watch import ClaimRetry
 from scheduler_plugin.services.cluster_metrics import ClusterCollector
 from scheduler_plugin.services.cluster_watch import Source
 from scheduler_plugin.services.consolidator import Consolidator, Scope
+from scheduler_plugin.services.evictions import Evictions
 from scheduler_plugin.services.explainer import Explainer
 from scheduler_plugin.services.gang_restarts import GangRestarts
+from scheduler_plugin.services.idle_pods import IdlePods
 from scheduler_plugin.services.move_api import MoveApi
 from scheduler_plugin.services.new_victims import NewVictims
 from scheduler_plugin.services.nominator import Nominator
 from scheduler_plugin.services.preemption_times import PreemptionTimes
-from scheduler_plugin.services.preemptor import Preemptor
+from scheduler_plugin.services.preemptor import COUNTED_SECONDS, Preemptor
 from scheduler_plugin.services.retry import Retry
 from scheduler_plugin.services.succeeded_members import SucceededMembers
 from scheduler_plugin.services.telemetry import Telemetry
@@ -47,6 +53,7 @@ class Scheduling:
     restarts: GangRestarts
     times: PreemptionTimes
     new_victims: NewVictims
+    idle: IdlePods
     nominator: Nominator
     preemptor: Preemptor | None
     """None if the settings switch it off."""
@@ -58,13 +65,15 @@ class Scheduling:
     """None where vGPUs do not become claims."""
     claims: ClaimRetry | None
     """None where ResourceClaims are not read."""
+    planner: ClaimPlanner | None
+    """None where ResourceClaims are not read."""
     utilization: UtilizationReader | None
     """None if no policy has a weight for interference."""
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """Return the loops to run."""
-        acting = (self.preemptor, self.consolidator, self.backfiller, self.templates, self.claims, self.utilization)
-        parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, self.nominator, *acting)
+        acting = (self.preemptor, self.consolidator, self.backfiller, self.templates, self.claims, self.planner, self.utilization)
+        parts = (self.retry, self.events, self.succeeded, self.restarts, self.times, self.new_victims, self.idle, self.nominator, *acting)
         return [part.run() for part in parts if part is not None]
 
 
@@ -98,7 +107,9 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     }
     telemetry.registry.register(ClusterCollector(context.state, context.decisions, queues, watch.lag_seconds))
     telemetry.watch_state(context.state, lambda: leaders.leads_beside_leader)
-    acting = preemptor if settings.gpu_preemption else None
+    preempting = preemptor if settings.gpu_preemption else None
+    make_room = preempting.make_room_of_idle if preempting is not None else None
+    idle = IdlePods(context, settings.classes, pods, events_api, make_room, lambda: leaders.decides, settings.scheduler_name)
     moving: Consolidator | None = None
     if settings.consolidation is not Consolidation.OFF:
         api, scope = MoveApi(pods, events_api), Scope(settings.consolidation is Consolidation.ON, settings.scheduler_name)
@@ -108,8 +119,32 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
         holding = Backfiller(context, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, settings.scheduler_name, pods)
         watch.on_ended = holding.learn
     templates = ClaimTemplates(KubeTemplates(connection), cluster.clock, lambda: leaders.decides) if settings.translate_to_claims else None
-    reads_claims = Gate.DYNAMIC_RESOURCE_ALLOCATION in settings.gates
-    claims = ClaimRetry(context, pods, lambda: leaders.decides) if reads_claims else None
+    claims = ClaimRetry(context, pods, lambda: leaders.decides) if cluster.claims is not None else None
+    planner = make_planner(settings, connection, cluster, leaders, telemetry)
     reader = UtilizationReader(context.state) if context.state.utilizations.matter else None
-    loops = (retry, events, succeeded, restarts, times, new_victims, nominator)
-    return Scheduling(telemetry, binder, explainer, *loops, acting, moving, holding, templates, claims, reader)
+    loops = (retry, events, succeeded, restarts, times, new_victims, idle, nominator)
+    acting = (preempting, moving, holding, templates, claims, planner)
+    return Scheduling(telemetry, binder, explainer, *loops, *acting, reader)
+
+
+def make_planner(
+    settings: Settings, connection: KubeConnection, cluster: Cluster, leaders: Leaders, telemetry: Telemetry
+) -> ClaimPlanner | None:
+    """Construct what allocates claims; None where they are not read."""
+    context, claims = cluster.context, cluster.claims
+    if claims is None:
+        return None
+    pods, events = KubePods(connection), KubeEvents(connection, cluster.clock)
+
+    def count(victim: PodFacts) -> None:
+        context.budgets.count_eviction(victim, cluster.clock.monotonic() + COUNTED_SECONDS)
+
+    evictions = Evictions(pods, events, context, telemetry, count) if settings.gpu_preemption else None
+
+    def knows_all() -> bool:
+        since = leaders.term
+        return since is not None and context.claims.is_current and claims.listed_since(since)
+
+    placer = ClaimPlacer(context, cluster.watch.directory)
+    leads = Leads(lambda: leaders.leads_beside_leader, knows_all)
+    return ClaimPlanner(context, placer, claims.planned, KubeClaims(connection), events, leads, evictions)

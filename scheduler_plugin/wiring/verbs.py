@@ -14,7 +14,7 @@ import msgspec
 from aliquot import contract
 from aliquot.contract.errors import AliquotError
 from aliquot.contract.features import Gate
-from aliquot.contract.model import Device
+from aliquot.contract.model import Allocation, Device
 from aliquot.placement import mig
 from scheduler_plugin.adapters.http import Verb
 from scheduler_plugin.core.cluster.objects import PodObject, pod_facts
@@ -127,7 +127,11 @@ def webhook_verbs(
         return Grouper(rules, objects, context.clock.monotonic, for_all=settings.gangs_from_owners is GangsFromOwners.ALL)
 
     found_in_owners = grouper if normaliser.options.gangs_from_owners else None
-    rule = AllocationRule(lambda: (node.allocation for node in context.state.gpu_nodes()), objects, context.clock.monotonic)
+
+    def allocations() -> Iterator[Allocation]:
+        return (node.allocation for node in context.state.gpu_nodes())
+
+    rule = AllocationRule(allocations, objects, context.clock.monotonic, context.claims.is_our_class)
     return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption, found_in_owners, templates, rule, on_valid).by_path()
 
 

@@ -69,13 +69,15 @@ static void test_events_order_streams_and_measure(void)
 	OK(cudaStreamCreateWithFlags(&second, CU_STREAM_NON_BLOCKING));
 	OK(cudaEventCreate(&start));
 	OK(cudaEventCreate(&end));
+	double began = test_seconds();
 	OK(cudaEventRecord(start, first));
 	spin(3000, first);
 	OK(cudaEventRecord(end, first));
 	OK(cudaStreamWaitEvent(second, end, 0));
 	OK(cudaStreamSynchronize(second));
+	double passed_ms = (test_seconds() - began) * 1000;     /* on a busy machine the launch comes long after the record */
 	OK(cudaEventElapsedTime(&milliseconds, start, end));
-	CHECK_BETWEEN(milliseconds, 2.9, 30 * test_slack);
+	CHECK_BETWEEN(milliseconds, 2.9, passed_ms + 0.5);
 #if RUNTIME_MAJOR == 12
 	OK(cudaEventElapsedTime_v2(&milliseconds, start, end));
 #endif

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``make bench``: runs the benchmarks one after the other, so that they do not affect each other.
 
-    python -m tests.bench [NAME ...]     all of them, or those named: shim, faults, agent, claims, extender, admission, placement, cli
+    python -m tests.bench [NAME ...]     all of them, or those named, such as: shim, faults, clients, agent, cli
 
 ``scale`` runs only when it is named: it needs root and a Go toolchain, and takes minutes.
 Each prints Markdown tables; docs/measurements/benchmarks.md quotes a run.
@@ -11,7 +11,7 @@ If a benchmark fails, this program ends with its status.
 import subprocess
 import sys
 
-BENCHMARKS = ("shim", "faults", "agent", "claims", "extender", "admission", "placement", "cli")
+BENCHMARKS = ("shim", "faults", "clients", "agent", "claims", "extender", "admission", "placement", "cli")
 ON_REQUEST = ("scale",)
 
 

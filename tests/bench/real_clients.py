@@ -164,9 +164,13 @@ class Clients:
         return measures
 
     def others(self) -> list[Measure]:
-        """Yield what the tests of ``tests/clients`` find, in each way; PyTorch, which takes longest, last."""
+        """Yield what the tests of ``tests/clients`` find, in each way."""
         names = [name for name, pin in read_pins().items() if pin.kind != "missing" and name != TORCH]
-        return [functools.partial(self._client_tests, name) for name in (*names, *([TORCH] if self._has(TORCH) else []))]
+        return [functools.partial(self._client_tests, name) for name in names]
+
+    def torch_tests(self) -> list[Measure]:
+        """Yield what the tests of PyTorch find that have no table here; they take longest."""
+        return [functools.partial(self._client_tests, TORCH)] if self._has(TORCH) else []
 
     def mps(self) -> list[Measure]:
         """Yield whether limits hold for clients of an MPS daemon."""

@@ -417,9 +417,11 @@ def measure(run: Run, clients: Clients, guard: Guard) -> None:
     guard.table("Libraries under PyTorch", ("library", "result"), clients.libraries())
     guard.table("PyTorch trains a transformer", ("", "steps/s"), clients.training())
     guard.table("Two processes by NCCL", ("what", "found"), clients.collectives())
-    guard.table("Clients of tests/clients", ("client", "checked", "bare", "front", "preload"), clients.others())
+    by_tests = ("client", "checked", "bare", "front", "preload")
+    guard.table("Clients of tests/clients", by_tests, clients.others())
     guard.table("Inference", ("what", "found"), clients.servers())
     guard.table("Under MPS, bytes", ("what", "held", "counted"), clients.mps())
+    guard.table("PyTorch by its tests", by_tests, clients.torch_tests())
     if clients.missing:
         print(f"\nNot here, so not measured: {', '.join(clients.missing)}. --python names a Python that has the frameworks.")
 

@@ -58,7 +58,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in (one for one in items if Path(__file__).parent in one.path.parents):
-        if item.get_closest_marker("scale") is None:
+        if item.get_closest_marker("scale") is None and item.get_closest_marker("soak") is None:
             item.add_marker(pytest.mark.e2e)
         own = item.get_closest_marker("timeout")
         seconds = own.args[0] if own is not None else _SCENARIO_SECONDS

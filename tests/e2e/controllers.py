@@ -1,21 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other projects' controllers in the cluster under test: each built from its module, and installed from its own manifests."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import yaml
 
 from release.archive import write_archive
 from tests.e2e.cluster import images
 from tests.e2e.cluster.cluster import Cluster
-from tests.e2e.cluster.host import JOBSET, KUBERAY, KUEUE, LWS, TRAINING_OPERATOR, GoPrograms, built_programs, module_source
+from tests.e2e.cluster.host import (
+    JOBSET,
+    KUBERAY,
+    KUEUE,
+    LWS,
+    TRAINING_OPERATOR,
+    GoPrograms,
+    built_programs,
+    module_source,
+)
 from tests.e2e.cluster.paths import BUILD
 from tests.e2e.kubectl import Kubectl, Object, eventually
 
 UNPRIVILEGED = 65532
-DELETE_SECONDS = 90
+DELETE_SECONDS = 240
 READY_SECONDS = 300
 """A controller is ready once kubelet has renewed the files of the Secret with its certificate: up to ninety seconds on an idle node."""
 
@@ -27,10 +38,17 @@ class Controller:
     name: str
     programs: GoPrograms
     probe: Object = field(hash=False)
-    folder: str = "config/default"
+    folders: tuple[str, ...] = ("config/default",)
     """Of its manifests."""
-    configure: Callable[[Sequence[Object]], None] = lambda _objects: None
+    namespace: str = ""
+    """For manifests that name none."""
+    configure: Callable[[list[Object]], None] = lambda _objects: None
     """Changes its objects before they are applied."""
+
+    @property
+    def image(self) -> str:
+        """Its name: the program is /manager, and further programs of the build are in /bin."""
+        return f"aliquot.test/{self.name}:e2e"
 
 
 _CONTAINER = {"name": "main", "image": "probe"}
@@ -71,7 +89,7 @@ TRAINING_CONTROLLER = Controller(
         "PyTorchJob",
         pytorchReplicaSpecs={"Master": {"replicas": 1, "template": {"spec": {"containers": [{**_CONTAINER, "name": "pytorch"}]}}}},
     ),
-    "manifests/overlays/standalone",
+    ("manifests/overlays/standalone",),
 )
 
 
@@ -94,19 +112,34 @@ def installed(kubectl: Kubectl, node: Cluster, *controllers: Controller) -> Iter
 
 def _objects(kubectl: Kubectl, node: Cluster, controller: Controller) -> list[Object]:
     """Return a controller's own manifests, for an image that is on the node."""
-    [program] = controller.programs.names
-    image, archive = f"aliquot.test/{controller.name}:e2e", BUILD / f"images/{controller.name}.tar"
-    rootfs = images.Rootfs(files={"manager": built_programs(controller.programs) / program})
-    write_archive(archive, image, [rootfs.layer()], {"Entrypoint": ["/manager"], "User": str(UNPRIVILEGED)})
+    archive, built = BUILD / f"images/{controller.name}.tar", built_programs(controller.programs)
+    *others, program = controller.programs.names
+    rootfs = images.Rootfs(files={"manager": built / program, **{f"bin/{name}": built / name for name in others}})
+    entry = {"Entrypoint": ["/manager"], "User": str(UNPRIVILEGED), "Env": ["PATH=/bin"]}
+    write_archive(archive, controller.image, [rootfs.layer()], entry)
     node.import_image(archive)
-    source = module_source(controller.programs.module) / controller.folder
-    objects = list(yaml.safe_load_all(kubectl.run("kustomize", str(source))))
+    objects = list(yaml.safe_load_all(kubectl.run("kustomize", str(_kustomization(controller)))))
+    if controller.namespace:
+        objects.insert(0, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": controller.namespace}})
     spec = _manager(objects)["spec"]
     spec["replicas"] = 1
     # Without its requests: LeaderWorkerSet's are more than the node has left.
-    spec["template"]["spec"]["containers"][0].update(image=image, imagePullPolicy="IfNotPresent", resources={})
+    spec["template"]["spec"]["containers"][0].update(image=controller.image, imagePullPolicy="IfNotPresent", resources={})
     controller.configure(objects)
     return objects
+
+
+def _kustomization(controller: Controller) -> Path:
+    """Return the folder of a controller's manifests; for several folders, one of ours that names them."""
+    source = module_source(controller.programs.module)
+    if not controller.namespace:
+        [folder] = controller.folders
+        return source / folder
+    ours = BUILD / "manifests" / controller.name
+    ours.mkdir(parents=True, exist_ok=True)
+    resources = [os.path.relpath(source / folder, ours.resolve()) for folder in controller.folders]
+    (ours / "kustomization.yaml").write_text(yaml.safe_dump({"namespace": controller.namespace, "resources": resources}))
+    return ours
 
 
 def _manager(objects: Sequence[Object]) -> Object:

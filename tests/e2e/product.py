@@ -45,6 +45,10 @@ kind: Kustomization
 resources: [{daemonset}/overlays/simulated]
 components: [{components}]
 """
+WITH_SETTINGS = """\
+configMapGenerator:
+  - {name: aliquot-scheduler-config, namespace: aliquot-system, behavior: merge, files: [config.yaml]}
+"""
 DOCKERFILE = ROOT / "deploy/daemonset/Dockerfile"
 BUILD_OPTIONS = Options(folder=BUILD / "layers")
 INSTALL_SECONDS = 90
@@ -93,11 +97,19 @@ def install_manifests(kubectl: Kubectl) -> None:
 
 
 @contextmanager
-def with_components(kubectl: Kubectl, components: Sequence[str], scratch: Path) -> Iterator[None]:
-    """Roll the product out with some of deploy/daemonset/components inside the block. Args: scratch: a folder of this source tree."""
+def with_components(kubectl: Kubectl, components: Sequence[str], scratch: Path, settings: Object | None = None) -> Iterator[None]:
+    """Roll the product out with some of deploy/daemonset/components inside the block.
+
+    Args: scratch: a folder of this source tree. settings: further settings for the scheduler's file.
+    """
     daemonset = Path("../" * len(scratch.relative_to(ROOT).parts)) / "deploy/daemonset"
     paths = ", ".join(f"{daemonset}/components/{component}" for component in components)
-    (scratch / "kustomization.yaml").write_text(WITH_COMPONENTS.format(daemonset=daemonset, components=paths))
+    text = WITH_COMPONENTS.format(daemonset=daemonset, components=paths)
+    if settings is not None:
+        shipped = yaml.safe_load((ROOT / "deploy/daemonset/scheduler/config.yaml").read_text())
+        (scratch / "config.yaml").write_text(yaml.safe_dump({**shipped, **settings}))
+        text += WITH_SETTINGS
+    (scratch / "kustomization.yaml").write_text(text)
     kubectl.apply_kustomization(scratch)
     wait_until_rolled_out(kubectl.within(AGENT_NAMESPACE))
     yield

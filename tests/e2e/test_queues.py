@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kueue itself in front of our shares: it counts GPU memory and lets a job go in its turn, and our scheduler places what it let go."""
 
+import copy
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -64,9 +65,9 @@ def our_sections() -> Object:
 
 
 @contextmanager
-def shipped(kubectl: Kubectl, name: str) -> Iterator[None]:
-    """Have the queues of a file of deploy/kueue in the block; gone afterwards, all workloads first."""
-    objects = list(yaml.safe_load_all((SHIPPED / f"{name}.yaml").read_text()))
+def shipped(kubectl: Kubectl, name: str, change: Callable[[list[Object]], list[Object]] = lambda objects: objects) -> Iterator[None]:
+    """Have the queues of a file of deploy/kueue in the block, perhaps changed; gone afterwards, all workloads first."""
+    objects = change(list(yaml.safe_load_all((SHIPPED / f"{name}.yaml").read_text())))
     try:
         kubectl.run("apply", "--validate=strict", "--filename=-", stdin=yaml.safe_dump_all(objects))
         yield
@@ -339,6 +340,36 @@ def test_one_priority_class_orders_queue_and_pods(kubectl: Kubectl, kueue: Kubec
 
         kubectl.delete("job", "urgent")
         running(kubectl, "second", 4)
+
+
+def borrowing(cohort: list[Object]) -> list[Object]:
+    """The queues of cohort.yaml, of two GPUs each, and four GPUs that both may borrow; a higher priority may take those from the other."""
+    pool = copy.deepcopy(next(item for item in cohort if item["kind"] == "ClusterQueue"))
+    pool["metadata"]["name"] = "pool"
+    for item in (item for item in (*cohort, pool) if item["kind"] == "ClusterQueue"):
+        gpus = 4 if item is pool else 2
+        item["spec"]["preemption"]["borrowWithinCohort"] = {"policy": "LowerPriority"}
+        item["spec"]["resourceGroups"][0]["flavors"][0]["resources"][1]["nominalQuota"] = gpus * GPU_MEMORY_MIB
+    return [*cohort, pool]
+
+
+@pytest.mark.timeout(300)
+def test_more_important_borrower_takes_one_gpu_from_less_important_one(kubectl: Kubectl, kueue: Kubectl) -> None:
+    del kueue
+    early = [f"early-{number}" for number in range(6)]
+    with shipped(kubectl, "cohort", borrowing):
+        kubectl.apply(*(queued_job(name, WHOLE.limits, "team-a", priority_class="aliquot-best-effort") for name in early))
+        kubectl.apply(queued_job("own", WHOLE.limits, "team-b", pods=2, priority_class="aliquot-production"))
+        eventually(lambda: len(job_pods(kubectl, [*early, "own"])) == 7, "both teams to run on all GPUs", seconds=START_SECONDS)
+        running(kubectl, "own", 2)
+        before = {name: running(kubectl, name, 1) for name in early}
+
+        kubectl.apply(queued_job("urgent", WHOLE.limits, "team-b", priority_class="aliquot-production"))
+        running(kubectl, "urgent", 1)
+        ended = {name: condition(kubectl, name, "Preempted").get("reason") for name in early}
+        [victim] = [name for name, reason in ended.items() if reason]
+        assert ended[victim] == "InCohortReclaimWhileBorrowing"
+        assert all(running(kubectl, name, 1) == before[name] for name in early if name != victim)
 
 
 @pytest.mark.timeout(300)

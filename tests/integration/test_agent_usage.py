@@ -20,7 +20,7 @@ from aliquot.contract.units import MIB
 from aliquot.paths import built
 from aliquot_cli.__main__ import main
 from aliquot_lab.demo.evidence import parse_events
-from tests.integration.agent_nodes import container, eventually, grants, log_of, make_node, manifest, refused, running
+from tests.integration.agent_nodes import container, eventually, grants, log_of, make_node, manifest, published, refused, running
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("build_dir")]
 BINPACK = "--placement-policy=binpack"
@@ -238,3 +238,25 @@ async def test_a_region_is_shown_by_directory_and_by_process():
         wrong = CliRunner().invoke(main, ["region", "dump", "/nowhere"])
         assert wrong.exit_code == 1
         assert "/nowhere/limits" in wrong.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+async def test_only_pods_without_work_are_reported_to_be_idle():
+    kernel_us = {"short": 1000, "long": 90_000_000}
+    """A launch is counted when it begins and when it ends: while a kernel runs for long, only the driver shows work."""
+    pods = {name: cuda("work", "--seconds", "600", "--kernel-us", str(us), "--sync-every", "1") for name, us in kernel_us.items()}
+    pods |= {"holds": cuda("hold", "--mib", "64"), "sleeps": container()}
+    async with make_node("t4x2") as node:
+        uids = {name: node.create_pod(manifest(name, spec))["metadata"]["uid"] for name, spec in pods.items()}
+        await running(node, *pods)
+
+        seen: set[str] = set()
+
+        def all_seen() -> bool:
+            found = published(node)
+            seen.update(name for name, uid in uids.items() if found is not None and uid in {pod.pod_uid for pod in found.idle})
+            return {"holds", "sleeps"} <= seen
+
+        await eventually(all_seen, "the pods without work are reported", timeout_seconds=200)
+        assert seen == {"holds", "sleeps"}

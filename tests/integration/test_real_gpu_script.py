@@ -108,7 +108,9 @@ def rows_of(measures: list[Measure]) -> list[tuple[str, ...]]:
 def test_each_client_that_is_missing_is_named_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     clients = Clients(place(node))
-    tables = (clients.fills, clients.libraries, clients.training, clients.collectives, clients.servers, clients.mps)
+    tables = (
+        clients.fills, clients.libraries, clients.training, clients.collectives, clients.servers, clients.mps, clients.torch_tests,
+    )  # fmt: skip
     assert [measure for table in tables for measure in table()] == []
     names = [text.partition(" (")[0] for text in clients.missing]
     assert names == ["PyTorch", "CuPy", "JAX", "vLLM", "llama.cpp", "MPS"]
@@ -171,7 +173,7 @@ def test_client_without_any_result_is_named_with_its_reason(cells, reason) -> No
 
 
 def test_rows_of_other_clients_are_those_of_their_tests(node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each client of the pin table has a row for each check; PyTorch, where it is, comes last."""
+    """Each client of the pin table has a row for each check; PyTorch, where it is, has a table of its own."""
 
     def run(command, env, seconds):
         name, file = command[command.index("--client") + 1], Path(command[command.index("--clients-page") + 1])
@@ -184,16 +186,15 @@ def test_rows_of_other_clients_are_those_of_their_tests(node: Node, monkeypatch:
     found = {str(measure.args[0]): measure for measure in clients.others() if isinstance(measure, functools.partial)}
     assert {"nvidia-smi", "nvtop", "go-nvml", "nvidia-ctk", "cuda-core", "numba-cuda"} < set(found)
     assert not {"torch", "mig-parted"} & set(found)
-    monkeypatch.setattr(real_clients, "distribution_version", lambda *_: "1.0")
-    last = Clients(place(node, "/usr/bin/python3")).others()[-1]
-    assert isinstance(last, functools.partial)
-    assert last.args == ("torch",)
     assert list(found["py3nvml"]()) == [("py3nvml 1.0", "views", "passed", "passed", "–")]
     assert [row[:2] for row in found["nvitop"]()] == [("nvitop 1.0", "views"), ("nvitop", "the rest was cut off after 40 s")]
     assert list(found["pycuda"]()) == []
     assert clients.missing == ["pycuda (not run: large)"]
     with pytest.raises(AssertionError, match="a check of nvtop failed"):
         list(found["nvtop"]())
+    monkeypatch.setattr(real_clients, "distribution_version", lambda _, name: "1.0" if name == "torch" else None)
+    (torch,) = clients.torch_tests()
+    assert list(torch()) == [("torch 1.0", "views", "passed", "passed", "–")]
 
 
 @pytest.mark.parametrize("ours", [signal.default_int_handler, signal.SIG_IGN], ids=["in front", "in background"])

@@ -14,6 +14,9 @@ from tests.fakes import faults
 from tests.fakes.container import SOURCE_TREE, Node
 from tests.fakes.cuda import SUCCESS
 
+pytestmark = [pytest.mark.timeout(300)]
+"""A hundred programs take a while on a busy machine, and so does the compiler before them."""
+
 SEEDS = range(3)
 """Of the cases that are drawn, one of each query."""
 

@@ -140,6 +140,10 @@ class NodeDirectory:
         for name in self._nodes.keys() - set(names):
             del self._nodes[name]
 
+    def knows(self, name: str) -> bool:
+        """Whether a node exists."""
+        return name in self._nodes
+
     def allowed(self, rules: NodeRules) -> frozenset[str]:
         """Return the names of the nodes that a pod with these rules may use."""
         return frozenset(name for name, node in self._nodes.items() if rules.allow(node))

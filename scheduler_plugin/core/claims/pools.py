@@ -6,8 +6,8 @@ A guess counts until the pod's claims are allocated, or its caller drops it. Pur
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -58,6 +58,8 @@ class Pools:
         self.claims: dict[ClaimKey, StoredClaim] = {}
         self.class_version = 0
         """Grows when a class changes: then each prediction may."""
+        self.change_count = 0
+        """Grows with each change of a slice, class or claim."""
         self.origins: dict[DeviceKey, Origin] = {}
         """Of Aliquot's devices. They stay when a slice goes, because kubelet deletes all slices when it restarts."""
         self._slices: dict[str, Json] = {}
@@ -65,6 +67,8 @@ class Pools:
         """Slices by node and name."""
         self._devices: dict[str, Sequence[Device] | str] = {}
         """By node; a sentence where they are not predicted."""
+        self._planned: dict[str, tuple[Sequence[Device], Sequence[Device]]] = {}
+        """By node, its devices and what of them can be planned."""
         self._parts: dict[PoolKey, dict[str, tuple[Part, ...]]] = {}
         """By pool and claim UID."""
         self._guesses: dict[str, Guess] = {}
@@ -108,19 +112,23 @@ class Pools:
         """Store a full list of DeviceClasses."""
         self.classes = {one["metadata"]["name"]: one for one in classes}
         self.class_version += 1
+        self.change_count += 1
 
     def set_class(self, one: Json) -> None:
         """Store a new or changed DeviceClass."""
         self.classes[one["metadata"]["name"]] = one
         self.class_version += 1
+        self.change_count += 1
 
     def drop_class(self, one: Json) -> None:
         """Forget a DeviceClass."""
         self.classes.pop(one["metadata"]["name"], None)
         self.class_version += 1
+        self.change_count += 1
 
     def set_claim(self, claim: StoredClaim) -> None:
         """Store a new or changed claim."""
+        self.change_count += 1
         before = self.claims.get(claim.key)
         self.claims[claim.key] = claim
         if claim.parts is not None:
@@ -132,6 +140,7 @@ class Pools:
 
     def drop_claim(self, claim: StoredClaim) -> None:
         """Forget a claim."""
+        self.change_count += 1
         self._count(self.claims.pop(claim.key, None), -1)
 
     def _count(self, claim: StoredClaim | None, sign: int) -> None:
@@ -206,6 +215,57 @@ class Pools:
         devices = self._devices_of(node)
         return predict(devices, self._usage(node, devices, own_uid, guesses=guesses), claims, meets, effort)
 
+    # --- our own allocation ---
+
+    def planned_on(self, node: str) -> Sequence[Device]:
+        """Return the devices that can be planned on a node, without the taint that keeps kube-scheduler off ours.
+
+        Devices of ours without the taint are left to kube-scheduler. Raises ContractError: the devices are not known.
+        """
+        found = self._devices_of(node)
+        known, planned = self._planned.get(node, ((), ()))
+        if known is not found:
+            planned = tuple(_untainted(device) for device in found if device.key[0] != contract.DRA_DRIVER or _is_planned(device))
+            self._planned[node] = found, planned
+        return planned
+
+    @property
+    def planned_nodes(self) -> Sequence[str]:
+        """The names of the nodes with devices of ours that can be planned."""
+        return [node for node in self._on_node if node and self._is_planned(node)]
+
+    def _is_planned(self, node: str) -> bool:
+        try:
+            return any(device.key[0] == contract.DRA_DRIVER for device in self.planned_on(node))
+        except ContractError:
+            return False
+
+    def allocate(
+        self, node: str, claims: Sequence[Claim], first: Sequence[str], gone: Set[str], besides: Iterable[Taken] = ()
+    ) -> Sequence[Sequence[Taken]] | None:
+        """Return devices for claims on a node; None if they do not fit together.
+
+        Args: first: UUIDs of the devices to try first. gone: UIDs of claims that do not count. besides: what counts in addition.
+        Raises: ContractError, SearchTooLongError: it is not known.
+        """
+        devices = self.planned_on(node)
+        rank = {uuid: number for number, uuid in enumerate(first)}
+        in_order = sorted(devices, key=lambda device: rank.get(self._counted_as(device.key), len(rank)))
+        shared = {device.key for device in devices if device.shared}
+        also = ((one.device, one.consumed if one.device in shared else None) for one in besides)
+        pools = {device.key[:2] for device in devices}
+        used = self._used(pools, gone)
+        return predict(in_order, _sum_of([*used, *self._guessed(node, devices, ""), *also]), claims, meets)
+
+    def _counted_as(self, device: DeviceKey) -> str:
+        origin = self.origins.get(device)
+        return "" if origin is None else origin.counted_as
+
+    def _used(self, pools: Set[PoolKey], gone: Set[str] = frozenset()) -> list[tuple[DeviceKey, Amounts | None]]:
+        """Return what the claims have of some pools. Args: gone: UIDs of claims that do not count."""
+        of_claims = (item for pool in pools for item in self._parts.get(pool, {}).items())
+        return [(part.device, part.consumed) for uid, parts in of_claims if uid not in gone for part in parts]
+
     def _devices_of(self, node: str) -> Sequence[Device]:
         if node not in self._devices:
             # Slices without a node, or for others, count where they complete a pool; pools of drivers here have one node.
@@ -220,8 +280,7 @@ class Pools:
         return found
 
     def _usage(self, node: str, devices: Sequence[Device], own_uid: str, *, guesses: bool) -> Usage:
-        pools = {device.key[:2] for device in devices}
-        used = [(part.device, part.consumed) for pool in pools for parts in self._parts.get(pool, {}).values() for part in parts]
+        used = self._used({device.key[:2] for device in devices})
         return _sum_of([*used, *self._guessed(node, devices, own_uid)] if guesses else used)
 
     def _guessed(self, node: str, devices: Sequence[Device], own_uid: str) -> Iterable[tuple[DeviceKey, Amounts | None]]:
@@ -238,6 +297,7 @@ class Pools:
         else:
             self._devices.clear()
             self.class_version += 1
+        self.change_count += 1
 
 
 def _may_be_of(request: Request, driver: str) -> bool:
@@ -260,6 +320,14 @@ def _sum_of(used: Iterable[tuple[DeviceKey, Amounts | None]]) -> Usage:
         for name, amount in amounts.items():
             sums[name] = sums.get(name, Fraction(0)) + amount
     return Usage(frozenset(alone), consumed)
+
+
+def _is_planned(device: Device) -> bool:
+    return any(taint.key == contract.PLANNED for taint in device.taints)
+
+
+def _untainted(device: Device) -> Device:
+    return replace(device, taints=tuple(taint for taint in device.taints if taint.key != contract.PLANNED))
 
 
 def _origin_of(device: Json) -> Origin | None:

@@ -15,10 +15,13 @@ ClaimKey: TypeAlias = tuple[str, str]
 """Namespace and name."""
 
 
-class _Metadata(msgspec.Struct):
+class _Metadata(msgspec.Struct, rename="camel"):
     name: str = ""
     namespace: str = ""
     uid: str = ""
+    resource_version: str = ""
+    finalizers: tuple[str, ...] | None = None
+    deletion_timestamp: str | None = None
 
 
 class _Result(msgspec.Struct, rename="camel"):
@@ -75,6 +78,16 @@ class StoredClaim:
     """None until it is allocated."""
     reserved_for: tuple[str, ...]
     """UIDs of the pods that use it."""
+    version: str = ""
+    """A write with it fails if the claim changed since."""
+    finalizers: tuple[str, ...] = ()
+    is_ending: bool = False
+    """Whether its deletion was requested."""
+
+    def is_older_than(self, other: "StoredClaim") -> bool:
+        """Whether this is an earlier state of the same claim. Versions of one object grow."""
+        are_numbers = self.version.isdigit() and other.version.isdigit()
+        return self.uid == other.uid and are_numbers and int(self.version) < int(other.version)
 
 
 def decode_claim(raw: msgspec.Raw | bytes) -> StoredClaim:
@@ -84,7 +97,8 @@ def decode_claim(raw: msgspec.Raw | bytes) -> StoredClaim:
     parts = None if allocation is None else tuple(map(_part, (one for one in allocation.devices.results or () if not one.admin_access)))
     users = tuple(user.uid for user in found.status.reserved_for or ())
     shape, spec = _shared(msgspec.json.encode(found.spec, order="deterministic"))
-    return StoredClaim((metadata.namespace, metadata.name), metadata.uid, spec, shape, parts, users)
+    key, is_ending = (metadata.namespace, metadata.name), metadata.deletion_timestamp is not None
+    return StoredClaim(key, metadata.uid, spec, shape, parts, users, metadata.resource_version, metadata.finalizers or (), is_ending)
 
 
 @lru_cache(maxsize=1024)

@@ -5,7 +5,7 @@ Invariant: each pod counts once. What was added is remembered and subtracted exa
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -95,13 +95,17 @@ class Holders:
             del self._uids_on[holder.node]
         return bool(holder.footprint)
 
-    def recount(self, used_by: Callable[[str], Utilization]) -> None:
-        """Count what pods use of their devices again. Args: used_by: returns it for the UID of a pod."""
-        for uid, holder in self._by_uid.items():
-            if holder.footprint and (used := used_by(uid)) != holder.used:
-                self._count(holder, -1)
-                self._by_uid[uid] = replace(holder, used=used)
-                self._count(self._by_uid[uid], +1)
+    def uids(self) -> Collection[str]:
+        """Return the UIDs of all holders."""
+        return self._by_uid.keys()
+
+    def set_used(self, pod_uid: str, used: Utilization) -> None:
+        """Count what a pod uses of its devices, in place of what it used before. Does nothing for an unknown pod."""
+        holder = self._by_uid.get(pod_uid)
+        if holder is not None and holder.footprint and holder.used != used:
+            self._count(holder, -1)
+            self._by_uid[pod_uid] = replace(holder, used=used)
+            self._count(self._by_uid[pod_uid], +1)
 
     @contextmanager
     def without(self, pod_uid: str) -> Iterator[None]:

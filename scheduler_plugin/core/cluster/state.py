@@ -40,6 +40,8 @@ from scheduler_plugin.core.score.interference import NO_AVERSION, Aversion
 from scheduler_plugin.core.score.links import matrix_of
 
 UNKNOWN_ROW: Final = -1
+_NODES_PER_STEP: Final = 50
+_PODS_PER_STEP: Final = 200
 
 
 class _RowsByName(dict[str, int]):
@@ -495,19 +497,30 @@ class ClusterState:
 
     def read_utilization(self) -> None:
         """Learn from the agents' reports since the last call, and count all pods by what is known now."""
-        for name in [*self._unread]:
+        for _ in self.utilization_steps():
+            pass
+
+    def utilization_steps(self) -> Iterator[None]:
+        """Do the same in pieces of about a millisecond. Between two of them the state may change."""
+        for number, name in enumerate([*self._unread], 1):
             node = self._nodes.get(name)
             if node is None or self._learn_from(node.gpu):
                 self._unread.discard(name)
-        if self.utilizations.settle():
-            self._holders.recount(lambda uid: self.utilizations.of(self._pods.get(uid)))
-            self._plans.clear()
+            if number % _NODES_PER_STEP == 0:
+                yield
+        if not self.utilizations.settle():
+            return
+        self._plans.clear()
+        for number, uid in enumerate([*self._holders.uids()], 1):
+            self._holders.set_used(uid, self.utilizations.of(self._pods.get(uid)))
+            if number % _PODS_PER_STEP == 0:
+                yield
 
     def _learn_from(self, gpu: GpuNode) -> bool:
-        """Learn from the report of one node; return whether all its pods are known."""
+        """Learn from the report of one node about its own pods; return whether all pods of the report are known."""
         found = [(self._pods.get(entry.pod_uid), entry.used) for entry in gpu.utilization]
         for pod, used in found:
-            if pod is not None:
+            if pod is not None and pod.node_name == gpu.name:
                 self.utilizations.learn(pod, used)
         return all(pod is not None for pod, _ in found)
 

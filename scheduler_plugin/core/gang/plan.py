@@ -144,7 +144,7 @@ class Planner:
         used = used_domains(self.state, [pod], gang)
         return bool(used) and used.isdisjoint(one.name for one in self._domains([pod], gang))
 
-    def _choices(self, members: Sequence[PodFacts], allowed: Collection[str]) -> Iterable[Ranks | None]:
+    def rankings(self, members: Sequence[PodFacts], allowed: Collection[str]) -> Iterable[Ranks | None]:
         """Return the nodes that members may use, the best choice first; None for all nodes."""
         gang = gang_of_pod(members[0]) if members else None
         if gang is None or gang.domain is None:
@@ -185,7 +185,7 @@ class Planner:
 
     def expecting(self, members: Sequence[PodFacts], allowed: Collection[str], expires_at: float) -> Steps[bool]:
         """Do the same as ``reserve_all``, member by member."""
-        for ranks in self._choices(members, allowed):
+        for ranks in self.rankings(members, allowed):
             if (yield from self._expecting(members, allowed, expires_at, ranks)):
                 return True
         return False

@@ -35,7 +35,7 @@ from scheduler_plugin.core.cluster.pods import Footprint, Use
 MAX_CHECKS: Final = 4000
 """Sets of pods that are checked: a tenth of a second, or a few tenths on a slow machine."""
 MAX_DEVICE_SETS: Final = 256
-_LOWEST_PRIORITY: Final = -(1 << 31)
+LOWEST_PRIORITY: Final = -(1 << 31)
 
 Cost: TypeAlias = tuple[int, int, int, int]
 """Number of pods beyond budgets, highest priority, sum of priorities, number of pods that are no extras; lower is better."""
@@ -92,8 +92,8 @@ def cost_of(victims: Sequence[Victim], allowed: Mapping[BudgetKey, int]) -> Cost
     """Return the cost of ending these pods. Lower is better, and each further pod costs more. Args: allowed: as in ``Preemption``."""
     exceeded = violations((victim.budgets for victim in victims), allowed) if allowed else 0
     priorities = [victim.priority for victim in victims]
-    total, needed = sum(priority - _LOWEST_PRIORITY + 1 for priority in priorities), sum(not victim.is_extra for victim in victims)
-    return exceeded, max(priorities, default=_LOWEST_PRIORITY), total, needed
+    total, needed = sum(priority - LOWEST_PRIORITY + 1 for priority in priorities), sum(not victim.is_extra for victim in victims)
+    return exceeded, max(priorities, default=LOWEST_PRIORITY), total, needed
 
 
 def moves_of(candidates: Sequence[Victim], bands: Sequence[Band]) -> Iterator[_Move]:

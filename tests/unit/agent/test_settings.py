@@ -135,6 +135,7 @@ def test_the_rules_of_health_follow_the_settings():
         ("--driver-limits-hook=/x", "DriverIsolation"),
         ("--memory-oversubscription=1.5", "MemoryBurst"),
         ("--allocation=dra", "DynamicResourceAllocation"),
+        ("--allocation=planned", "DynamicResourceAllocation"),
         ("--dra-profiles=20g", "DynamicResourceAllocation"),
         ("--dra-admin-access", "DynamicResourceAllocation"),
         ("--lost-gpu-policy=evict", "DynamicResourceAllocation"),

@@ -27,8 +27,10 @@ from scheduler_plugin.settings import Settings as SchedulerSettings
 from scheduler_plugin.webhook import per_gpu, vocabularies
 from scheduler_plugin.webhook.amounts import HAMI, NATIVE, Options
 from scheduler_plugin.webhook.draft import Draft
+from scheduler_plugin.webhook.normalise import Normaliser
 from scheduler_plugin.webhook.owner_groups import OWNERS
 from scheduler_plugin.webhook.pod_groups import POD_GROUPS
+from scheduler_plugin.webhook.review import Reviews
 from scheduler_plugin.webhook.templates import KINDS
 from tests.unit.deploy.templates_condition import templates_condition
 
@@ -394,12 +396,16 @@ def test_the_agent_may_change_capacity_and_conditions_of_its_node_only() -> None
     assert f"c.type != '{contract.NODE_CONDITION_GPUS_HEALTHY}'" in validations
 
 
-def test_the_scheduler_may_change_its_own_two_annotations_only() -> None:
+def test_the_scheduler_may_change_its_own_two_annotations_and_gate_only() -> None:
     resources, variables, validations = policy("aliquot-scheduler-retry-only")
     assert resources == {"pods", "pods/status"}, "who writes the status may write metadata with it"
     assert left_alone("metadata", "oldMetadata", "apart") in validations
-    assert variables["apart"] == "['annotations', 'managedFields', 'resourceVersion']"
+    assert variables["apart"] == "['annotations', 'managedFields', 'resourceVersion', 'generation']"
     assert f"name in ['{contract.ANNOTATION_RETRY}', '{contract.ANNOTATION_CONSOLIDATION}']" in validations
+    only_gates = left_alone("spec", "oldSpec", "only").replace("field in variables.only", "field == 'schedulingGates'")
+    opened = f"variables.oldGates.filter(gate, gate != '{contract.PLANNED}') == variables.gates"
+    assert f"object.spec == oldObject.spec || ({opened}" in validations
+    assert only_gates in validations
 
 
 def test_only_the_scheduler_writes_what_it_moves() -> None:
@@ -816,3 +822,14 @@ def test_webhooks_that_make_templates_say_so_with_component_for_claims() -> None
     paths = {place: one["clientConfig"]["service"]["path"] for place, one in enumerate(webhooks)}
     admitting = {place for place, path in paths.items() if path in ("/mutate", "/mutate/adopt")}
     assert changed == {f"/webhooks/{place}/sideEffects" for place in admitting}
+
+
+def test_pods_with_claims_pass_the_webhook_after_their_amounts_became_claims() -> None:
+    """The API server calls the webhooks of one configuration in their order."""
+    component = yaml.safe_load((DAEMONSET / "components/dra-planned/kustomization.yaml").read_text())
+    [patch] = [one for one in component["patches"] if one["target"]["kind"] == "MutatingWebhookConfiguration"]
+    [operation] = yaml.safe_load(patch["patch"])
+    assert (operation["op"], operation["path"]) == ("add", "/webhooks/-")
+    webhook = operation["value"]
+    assert webhook["clientConfig"]["service"]["path"] in Reviews(Normaliser(Options(lambda _: set())), lambda _: None).by_path()
+    assert webhook["failurePolicy"] == "Fail"

@@ -20,7 +20,7 @@ from agent.core.publishing import (
 )
 from aliquot.contract import gpunode
 from aliquot.contract.errors import ContractError
-from aliquot.contract.gpunode import NO_CORDON, Cordon, PodUtilization
+from aliquot.contract.gpunode import NO_CORDON, Cordon, IdlePod, PodUtilization
 from aliquot.contract.model import Isolation, Link, LinkKind, Utilization
 from tests.unit.agent.builders import gpu, instance, inventory, reading
 
@@ -69,6 +69,21 @@ def test_link_to_gpu_outside_inventory_is_left_out():
 )
 def test_changes_relevant_to_scheduling_are_urgent(after, urgent):
     assert is_urgent(status(inventory()), after) is urgent
+
+
+def test_pod_that_works_again_is_urgent_and_one_that_stopped_is_not():
+    first, second = IdlePod("a", 10, 100), IdlePod("b", 20, 100)
+    both, one, none = (status_of(gpu_node(FACTS, inventory(), (), (), idle)) for idle in ((first, second), (first,), ()))
+    renewed, later = (
+        status_of(gpu_node(FACTS, inventory(), (), (), (pod,))) for pod in (replace(first, until=200), replace(first, since=11))
+    )
+    assert [is_urgent(*pair) for pair in ((none, one), (one, both), (one, renewed))] == [False] * 3
+    assert [is_urgent(*pair) for pair in ((both, one), (one, none), (one, later))] == [True] * 3
+
+
+def test_agent_without_driver_reports_no_idle_pod():
+    published = status_of(gpu_node(FACTS, inventory(), (), (), (IdlePod("a", 10, 100),)))
+    assert "idle" not in status_without_driver(published, "the driver hangs")
 
 
 def test_another_reason_for_the_same_trouble_can_wait():

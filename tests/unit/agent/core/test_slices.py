@@ -84,6 +84,15 @@ def test_trouble_and_cordon_are_taints(changed, taints):
     assert list(device.get("taints", [])) == taints
 
 
+def test_planned_devices_have_taint_beside_others():
+    offer = Offer(16, profiles_gib=(20,), planned=True)
+    one = inventory(gpu(0, mib=81920))
+    cordoned = replace(one, devices=(replace(one.devices[0], cordoned=True),))
+    assert {str(device["taints"]) for device in devices_of(one, offer)} == {str([{"key": contract.PLANNED, "effect": "NoSchedule"}])}
+    keys = {tuple(taint["key"] for taint in device["taints"]) for device in devices_of(cordoned, offer)}
+    assert keys == {(contract.PLANNED, "aliquot.dev/cordoned")}
+
+
 @pytest.mark.parametrize(("state", "effect"), [(HealthState.LOST, "NoExecute"), (HealthState.QUARANTINED, "NoSchedule")])
 def test_only_lost_gpu_evicts_pods_and_only_by_policy(state, effect):
     one = inventory(gpu(0))

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core.holdings import Holdings
+from agent.core.ledger import ClaimRequest, Grant
 from agent.core.overhead import GpuProcess
 from agent.core.sensors import DeviceSensors
 from agent.core.use_reports import CHANGE_PERCENT, LEAST_SAMPLES, WINDOW_SAMPLES, UseHistory, UseSample, next_reports, sample_of
@@ -17,7 +18,7 @@ TRAIN, SERVE = pod("train"), pod("serve", ContainerSpec("main", limits(mib=200))
 DEVICES = inventory().devices
 
 
-def listed(*entries: tuple[object, str, float | None, float | None]) -> Holdings:
+def listed(*entries: tuple[Grant, str, float | None, float | None]) -> Holdings:
     """Holdings with one process for each grant and device."""
     found = {(one.grant_id, uuid): [GpuProcess(uuid, 10, 0, sm, dram)] for one, uuid, sm, dram in entries}
     return Holdings({"GPU-0", "GPU-1"}, found)
@@ -54,16 +55,16 @@ def test_idle_process_is_a_sample_of_nothing():
 
 def test_charged_time_counts_with_part_of_gpu_memory_use():
     one, other = grant(ids("0:0"), share(0), of=TRAIN), grant(ids("0:1"), share(0), of=SERVE, container="web")
-    devices = [replace(entry, sensors=DeviceSensors(memory_utilization_ratio=0.4)) for entry in DEVICES]
-    found = sampled(Holdings(), one, other, devices=devices, main=0.6, web=0.2)
-    assert found == {TRAIN.uid: UseSample(0.6, pytest.approx(0.3)), SERVE.uid: UseSample(0.2, pytest.approx(0.1))}
+    devices = [replace(entry, sensors=DeviceSensors(memory_utilization_ratio=0.5)) for entry in DEVICES]
+    found = sampled(Holdings(), one, other, devices=devices, main=0.75, web=0.25)
+    assert found == {TRAIN.uid: UseSample(0.75, 0.375), SERVE.uid: UseSample(0.25, 0.125)}
 
 
 def test_mig_instances_and_claims_give_no_sample():
     mig = inventory(gpu(0, mig=[instance(0, 1)])).devices
     on_instance = grant(ids("0:0"), share("MIG-0-1"), of=TRAIN)
     assert sampled(Holdings(), on_instance, devices=mig, main=0.5) == {}
-    claimed = replace(grant(ids("0:0"), share(0), of=TRAIN), claim=object())
+    claimed = replace(grant(ids("0:0"), share(0), of=TRAIN), claim=ClaimRequest("claim-uid", "claim", "gpus", ()))
     assert sampled(listed((claimed, "GPU-0", 0.5, 0.5)), claimed, main=0.5) == {}
 
 

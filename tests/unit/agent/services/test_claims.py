@@ -10,6 +10,7 @@ from agent.core.identity import cdi_name
 from agent.core.overhead import HostProcess
 from agent.core.refusal import Reason, Refusal
 from agent.core.region_layout import decode_limits
+from agent.services import changes
 from agent.services import claims as module
 from agent.services.claim_requests import ClaimRequests
 from agent.services.claim_sweep import ClaimSweep
@@ -23,7 +24,7 @@ from aliquot.placement.fit import Reject
 from tests.unit.agent.adapters.test_files import SlotHolder
 from tests.unit.agent.builders import BOOT, SECRET, grant, ids, share
 from tests.unit.agent.claim_builders import NODE, FakeResourceApi, claim_object, ref, result, user
-from tests.unit.agent.fakes import posted_on_pods, settle
+from tests.unit.agent.fakes import posted_on_pods, settle, until
 from tests.unit.agent.partitions import make_backends
 from tests.unit.agent.services.test_allocator import Harness
 
@@ -167,6 +168,22 @@ async def test_waits_for_room_that_another_claim_leaves(node):
     await node.claims.unprepare(ref("old"))
     (granted,) = await waiting
     assert granted.claim.name == "new"
+
+
+async def test_waiting_claim_is_not_read_again_at_each_change_of_others(node, monkeypatch):
+    """Many containers start and end together, and each is several changes."""
+    monkeypatch.setattr(changes, "PACE_SECONDS", 3600.0)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 3600.0)
+    for name in ("first", "second"):
+        node.resources.put(claim_object(name, result(0, mib=900)))
+    await node.claims.prepare(ref("first"))
+    waiting = asyncio.ensure_future(node.claims.prepare(ref("second")))
+    await until(lambda: node.resources.reads == 2)
+    for number in range(5):
+        node.resources.put(claim_object(f"other-{number}", result(1, mib=1)))
+        await node.claims.prepare(ref(f"other-{number}"))
+    assert node.resources.reads == 2 + 5
+    waiting.cancel()
 
 
 async def test_waits_for_api_and_driver_but_not_for_ever(node):

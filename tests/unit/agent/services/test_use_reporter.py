@@ -22,7 +22,7 @@ async def test_reports_mean_of_samples_and_notifies_once():
         watch=SimpleNamespace(inventory=inventory()),
     )
     holdings = Holdings({"GPU-0", "GPU-1"}, {key: [GpuProcess("GPU-0", 10, 0, 0.9, 0.4)]})
-    reporter = UseReporter(cast(AgentState, state), lambda: {key: 0.9}, lambda: holdings)
+    reporter = UseReporter(30.0, state=cast(AgentState, state), sm_ratios=lambda: {key: 0.9}, holdings=lambda: holdings)
     for _ in range(LEAST_SAMPLES - 1):
         await reporter.look()
     assert (reporter.reports, reporter.changes.count) == ((), 0)

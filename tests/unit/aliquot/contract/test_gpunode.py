@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from aliquot import contract
 from aliquot.contract import gpunode, units
 from aliquot.contract.errors import AliquotError, ContractError
-from aliquot.contract.gpunode import GpuDevice, GpuNode, PodUtilization, decode_gpu_node, encode_gpu_node
+from aliquot.contract.gpunode import GpuDevice, GpuNode, IdlePod, PodUtilization, decode_gpu_node, encode_gpu_node
 from aliquot.contract.model import Device, Isolation, Link, LinkKind, MediaEngines, MigInstance, Utilization
 
 CRD = Path(__file__).parents[4] / "deploy/daemonset/base/crd-gpunodes.yaml"
@@ -38,6 +38,7 @@ small = st.integers(0, gpunode.MAX_MINOR)
 engines = st.none() | st.builds(MediaEngines, small, small, small, small)
 uses = st.builds(Utilization, st.integers(0, 100), st.integers(0, 100))
 memory = st.integers(1, 1 << 30).map(units.mib_to_bytes)
+IDLE = st.builds(lambda uid, ends: IdlePod(uid, *sorted(ends)), texts, st.tuples(*[st.integers(0, gpunode.MAX_SECONDS)] * 2))
 
 
 @st.composite
@@ -91,6 +92,7 @@ def nodes(draw: st.DrawFn) -> GpuNode:
         agent_version=draw(texts),
         cordoned=draw(st.booleans()),
         cordoned_devices=tuple(draw(st.lists(st.sampled_from(["GPU-0", "GPU-1", "GPU-gone"]), unique=True))),
+        idle=tuple(draw(st.lists(IDLE, unique_by=lambda pod: pod.pod_uid, max_size=3))),
         utilization=tuple(draw(st.lists(st.builds(PodUtilization, texts, uses), max_size=3))),
     )
 
@@ -196,6 +198,9 @@ def test_the_summary_counts_models_and_trouble():
         pytest.param(make_node(memory_oversubscription=0.5), id="less than its memory"),
         pytest.param(make_node(memory_oversubscription=float("nan")), id="an oversubscription that is no number"),
         pytest.param(make_node(cordoned_devices=("GPU-0", "GPU-0")), id="cordoned twice"),
+        pytest.param(make_node(idle=(IdlePod("u", 1, 2), IdlePod("u", 1, 3))), id="idle twice"),
+        pytest.param(make_node(idle=(IdlePod("u", 2, 1),)), id="idle no longer"),
+        pytest.param(make_node(idle=(IdlePod("u" * 257, 1, 2),)), id="idle pod with a long UID"),
         pytest.param(make_node(devices=(GpuDevice(make_device()), GpuDevice(make_device()))), id="one UUID twice"),
         pytest.param(make_node(links=(Link("GPU-1", "GPU-0", LinkKind.SYSTEM),)), id="link out of order"),
         pytest.param(make_node(links=(Link("GPU-0", "GPU-9", LinkKind.SYSTEM),)), id="link to elsewhere"),
@@ -275,6 +280,7 @@ def test_the_manifest_has_exactly_the_fields_of_the_codec():
         ("_StatusV1", properties["status"]),
         ("_DeviceV1", device),
         ("_InstanceV1", device["properties"]["migInstances"]["items"]),
+        ("_IdleV1", properties["status"]["properties"]["idle"]["items"]),
     ]:
         assert set(components[ours]["properties"]) == set(theirs["properties"]), ours
         assert set(components[ours].get("required", ())) == set(theirs.get("required", ())), ours

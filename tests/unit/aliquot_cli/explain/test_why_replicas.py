@@ -17,14 +17,14 @@ STANDBY = Why("team/big", "u1", nodes=1)
 RUNS = Why("team/big", "u1", node="n1")
 
 
-def shown(answers: tuple[Why, ...], monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
+def shown(answers: tuple[Why | str, ...], monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
     """Return what is printed, and how many replicas were called."""
-    called: list[Why] = []
+    called: list[Why | str] = []
 
     def pages(*_: object, **__: str):
         for answer in answers:
             called.append(answer)
-            yield msgspec.json.encode(answer).decode()
+            yield answer if isinstance(answer, str) else msgspec.json.encode(answer).decode()
 
     monkeypatch.setattr(SchedulerAccess, "pages", pages)
     return CliRunner().invoke(why, ["team/big", "--url", "http://scheduler"]).output, len(called)
@@ -46,3 +46,14 @@ def test_without_held_room_full_reply_is_shown(answers, monkeypatch):
 
 def test_one_replica_is_enough_for_a_pod_that_runs(monkeypatch):
     assert shown((RUNS, STANDBY), monkeypatch)[1] == 1
+
+
+@pytest.mark.parametrize("answers", list(permutations((EARLIER_LEADER, '{"of": "another version"}'))))
+def test_replica_of_another_version_is_passed_over(answers, monkeypatch):
+    """As during an update."""
+    assert "not checked" not in shown(answers, monkeypatch)[0]
+    assert "team/big" in shown(answers, monkeypatch)[0]
+
+
+def test_only_replies_of_another_version_are_an_error(monkeypatch):
+    assert "unknown format" in shown(("{}", "[]"), monkeypatch)[0]

@@ -41,6 +41,8 @@ def test_a_new_class_starts_empty() -> None:
         ({"a": {"annotations": {contract.ANNOTATION_GANG: "g"}}}, f"annotation '{contract.ANNOTATION_GANG}' cannot be set by a class"),
         ({"a": {"annotations": {contract.ANNOTATION_PRIORITY: "HIGH"}}}, f"class a: annotation {contract.ANNOTATION_PRIORITY}: expected"),
         ({"a": {"annotations": {contract.ANNOTATION_MIN_RUNTIME: "soon"}}}, f"class a: {contract.ANNOTATION_MIN_RUNTIME}: expected"),
+        ({"a": {"idleEndAfter": "1 h"}}, "class a: idleEndAfter: expected a time such as 30m, 12h or 2d, found '1 h'"),
+        ({"a": {"idleYieldAfter": "0s"}}, "class a: idleYieldAfter: expected a time"),
         ({"a": {"annotations": {contract.ANNOTATION_MOVABLE: "no"}}}, f"class a: {contract.ANNOTATION_MOVABLE}: expected"),
     ],
 )

@@ -5,6 +5,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_pod_decides_then_namespace_then_nodes(pod, namespace, nodes):
 @pytest.mark.parametrize("place", ["pod", "namespace"])
 def test_unknown_word_is_refused_with_place(place):
     words = {"pod": None, "namespace": None} | {place: "both"}
-    with pytest.raises(RequestError, match=f"of the {place}.*: expected dra or plugin, found 'both'"):
+    with pytest.raises(RequestError, match=f"of the {place}.*: expected dra, planned or plugin, found 'both'"):
         asyncio.run(rule((DRA,), Namespaces(words["namespace"])).of(labelled(words["pod"]), "team"))
 
 
@@ -125,3 +126,88 @@ def test_unknown_namespace_is_a_refusal():
     namespaces.fails = True
     answer = review("/mutate", labelled(None), namespaces)
     assert (answer["allowed"], "try again" in answer["status"]["message"]) == (False, True)
+
+
+# --- who allocates claims ---
+
+OURS = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": contract.DRA_CLASS}}]}
+OTHERS = {"requests": [{"name": "nic", "firstAvailable": [{"name": "fast", "deviceClassName": "nic.example.com"}]}]}
+
+
+class Objects(Namespaces):
+    """Namespaces without a label, and templates and claims by name."""
+
+    def __init__(self, **found: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.found = found
+
+    async def get_object(self, path: str) -> Mapping[str, Any] | None:
+        if self.fails or "resource.k8s.io" not in path:
+            return await super().get_object(path)
+        devices = self.found.get(path.rpartition("/")[2])
+        spec = {"devices": devices}
+        return None if devices is None else {"spec": {"spec": spec} if "templates/" in path else spec}
+
+
+def with_claims(*names: str, template: bool = True, **metadata: Any) -> dict[str, Any]:
+    field = "resourceClaimTemplateName" if template else "resourceClaimName"
+    pod = make_pod({})
+    pod["metadata"] |= metadata
+    pod["spec"]["resourceClaims"] = [{"name": f"c{number}", field: name} for number, name in enumerate(names)]
+    return pod
+
+
+def held(pod: Mapping[str, Any], nodes: tuple[Allocation, ...], objects: Objects) -> list[Any]:
+    """Return the patch for a pod with claims."""
+    allocation = AllocationRule(lambda: nodes, objects, lambda: 0.0, lambda name: name == contract.DRA_CLASS)
+    review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {"uid": "u", "namespace": "team", "object": pod}}
+    reviews = Reviews(RULES, lambda _: None, claims=Maker(), allocation=allocation)
+    reply = json.loads(asyncio.run(reviews.hold_for_planning(json.dumps(review).encode())))["response"]
+    assert reply["allowed"]
+    return json.loads(base64.b64decode(reply["patch"])) if "patch" in reply else []
+
+
+@pytest.mark.parametrize("template", [True, False])
+@pytest.mark.parametrize(
+    ("names", "nodes", "is_held"),
+    [
+        (("ours",), (Allocation.PLANNED, DRA), True),
+        (("others", "ours"), (Allocation.PLANNED,), True),
+        (("others",), (Allocation.PLANNED,), False),
+        (("unknown",), (Allocation.PLANNED,), True),
+        (("ours",), (DRA, PLUGIN), False),
+        ((), (Allocation.PLANNED,), False),
+    ],
+)
+def test_pod_waits_for_our_scheduler_if_that_allocates_its_claims(template, names, nodes, is_held):
+    patch = held(with_claims(*names, template=template), nodes, Objects(ours=OURS, others=OTHERS))
+    assert {operation["path"]: operation["value"] for operation in patch} == (
+        {"/metadata/labels": {LABEL: "planned"}, "/spec/schedulingGates": [{"name": contract.PLANNED}]} if is_held else {}
+    )
+
+
+def test_held_pod_is_not_changed_again_and_keeps_other_gates():
+    pod = with_claims("ours", labels={"app": "a"})
+    pod["spec"]["schedulingGates"] = [{"name": "example.com/wait"}]
+    for operation in held(pod, (Allocation.PLANNED,), Objects(ours=OURS)):
+        parent, _, name = operation["path"][1:].partition("/")
+        pod[parent][name] = operation["value"]
+    assert pod["metadata"]["labels"] == {"app": "a", LABEL: "planned"}
+    assert [gate["name"] for gate in pod["spec"]["schedulingGates"]] == ["example.com/wait", contract.PLANNED]
+    assert held(pod, (PLUGIN,), Objects(ours=OURS)) == []
+
+
+def test_pod_waits_while_its_claims_cannot_be_read():
+    objects = Objects(ours=OURS)
+    objects.fails = True
+    pod = with_claims("ours", labels={LABEL: "planned"})
+    assert held(pod, (PLUGIN,), objects)
+
+
+def test_pod_of_gang_becomes_claims_where_our_scheduler_allocates_them():
+    pod = labelled("planned")
+    gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
+    pod["metadata"]["annotations"] = gang | {contract.ANNOTATION_PLACEMENT: "spread"}
+    planned = replace(RULES, plans_claims=True).admit(pod)
+    assert (planned.refusal, planned.warnings, len(planned.templates)) == ("", (), 1)
+    assert "gangs are not available" in RULES.admit(pod).refusal

@@ -491,7 +491,10 @@ def test_admitting_twice_changes_nothing_more():
         (make_pod({"nvidia.com/gpumem-percentage": 101}), "expected 1 to 100, found 101"),
         (make_pod({"nvidia.com/gpumem": "-5"}), "nvidia.com/gpumem: "),
         (make_pod({"nvidia.com/gpu": 1, "nvidia.com/gpucores": 120}), "which have 100 in all"),
-        (make_pod({"nvidia.com/gpumem": 10}, annotations={"nvidia.com/vgpu-mode": "mig"}), "the nodes offer no profile"),
+        (
+            make_pod({"nvidia.com/gpumem": 10}, annotations={"nvidia.com/vgpu-mode": "mig"}),
+            "no node offers MIG instances now",
+        ),
         (make_pod({"nvidia.com/gpumem": 10}, annotations={"hami.io/gpu-scheduler-policy": "mutex"}), "isolation: exclusive"),
         (
             make_pod({"nvidia.com/gpumem": 10}, annotations={"nvidia.com/use-gputype": "A", "aliquot.dev/gpu-type": "B"}),

@@ -84,6 +84,16 @@ def test_report_is_learned_whichever_of_pod_and_node_is_known_first(pod_first):
     assert (state.columns.busy_sm[0, 0], state.columns.busy_dram[0, 0]) == used
 
 
+def test_node_reports_only_its_own_pods():
+    state = ClusterState()
+    state.utilizations.weigh(WEIGHTS)
+    pod = make_pod("u1", node="n1", shares={"main": [make_share("n1", 0)]}, vgpu="1")
+    state.set_pod(pod)
+    state.set_gpu_node(make_node("n2", utilization=(PodUtilization("u1", Utilization(80, 40)),)))
+    state.read_utilization()
+    assert state.utilizations.of(pod) == IDLE
+
+
 def test_report_alone_is_no_change_for_waiting_pods():
     state, node = ClusterState(), make_node()
     state.set_gpu_node(node)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ResourceClaims that Aliquot's scheduler allocates, on the real API server, kube-scheduler, controllers and kubelet."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from aliquot import contract
+from tests.e2e.kubectl import Kubectl, Object, eventually
+from tests.e2e.product import GPUS, Client, with_components
+from tests.e2e.test_dra import claim, offered, pod, request
+
+LOW, HIGH = "aliquot-best-effort", "aliquot-production"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planned(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
+    """The product with all GPUs in slices that only its scheduler allocates."""
+    with with_components(product, ["dra", "dra-translate", "dra-planned"], scratch_in_tree):
+        eventually(lambda: tainted(product) == GPUS, "the taint on all GPUs", otherwise=lambda: str(offered(product)))
+        yield
+    eventually(lambda: not offered(product), "no device of a driver that has left", seconds=60)
+
+
+def test_pods_run_on_gpus_of_our_choice_and_others_wait(kubectl: Kubectl) -> None:
+    """T19. kube-scheduler would take the first GPU that fits for both pods; ours spreads them."""
+    spread = {contract.ANNOTATION_PLACEMENT: "spread"}
+    for name in ("one", "two"):
+        kubectl.apply(asking(name, {contract.RESOURCE_VGPU_MEMORY: "20Gi"}, annotations=spread))
+    left = pod("left", {"main": None}, claim="own")
+    left["metadata"]["labels"] = {contract.LABEL_ALLOCATION: "dra"}
+    kubectl.apply(claim("own", request(memory="1Gi")), left)
+    for name in ("one", "two"):
+        running = kubectl.wait_for_phase(name, "Running", seconds=60)
+        assert running["metadata"]["labels"][contract.LABEL_ALLOCATION] == "planned"
+    assert len({device["uuid"] for name in ("one", "two") for device in Client(kubectl, name).devices()}) == 2
+    eventually(
+        lambda: "cannot allocate all claims" in str(kubectl.events("left")) or "taint" in str(kubectl.events("left")), "left to wait"
+    )
+    assert "allocation" not in kubectl.get("resourceclaim", "own").get("status", {})
+    kubectl.apply(pod("planned", {"main": None}, claim="own"))
+    kubectl.wait_for_phase("planned", "Running", seconds=60)
+    kubectl.delete("pod", "planned", "left")
+    eventually(lambda: "allocation" not in kubectl.get("resourceclaim", "own").get("status", {}), "the claim to be free", seconds=60)
+
+
+def test_gang_gets_all_its_gpus_or_none(kubectl: Kubectl) -> None:
+    gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "2"}
+    kubectl.apply(asking("in-the-way", {contract.RESOURCE_VGPU: "1"}))
+    kubectl.wait_for_phase("in-the-way", "Running", seconds=60)
+    for name in ("first", "second"):
+        kubectl.apply(asking(name, {contract.RESOURCE_VGPU: str(GPUS // 2)}, annotations=gang))
+    eventually(
+        lambda: all(map(kubectl.events, ("first", "second"))), "to be told why both wait", otherwise=lambda: kubectl.explain("first")
+    )
+    assert [name for name in ("first", "second") if allocations(kubectl, name)] == []
+    kubectl.delete("pod", "in-the-way")
+    for name in ("first", "second"):
+        kubectl.wait_for_phase(name, "Running", seconds=60)
+        assert len(allocations(kubectl, name)) == GPUS // 2
+
+
+def test_pod_ends_for_more_important_pod_with_claim(kubectl: Kubectl) -> None:
+    kubectl.apply(asking("low", {contract.RESOURCE_VGPU: str(GPUS)}, priorityClassName=LOW))
+    kubectl.wait_for_phase("low", "Running", seconds=60)
+    kubectl.apply(asking("high", {contract.RESOURCE_VGPU_MEMORY: "20Gi"}, priorityClassName=HIGH))
+    kubectl.wait_for_phase("high", "Running", seconds=60)
+    assert "low" not in [one["metadata"]["name"] for one in kubectl.all("pods")]
+
+
+def asking(name: str, limits: Mapping[str, str], *, annotations: Mapping[str, str] | None = None, **more: str) -> Object:
+    """A pod that requests vGPUs, which become claims."""
+    found = pod(name, {"main": None}, claim="", limits=limits, **more)
+    found["metadata"]["annotations"] = dict(annotations or {})
+    return found
+
+
+def allocations(kubectl: Kubectl, name: str) -> Sequence[Object]:
+    """The devices of a pod's claims."""
+    made = [one["resourceClaimName"] for one in kubectl.get("pod", name)["status"].get("resourceClaimStatuses", [])]
+    found = [kubectl.get("resourceclaim", one).get("status", {}).get("allocation") for one in made]
+    return [result for allocation in found if allocation for result in allocation["devices"]["results"]]
+
+
+def tainted(product: Kubectl) -> int:
+    """How many devices only our scheduler allocates."""
+    return sum(contract.PLANNED in [taint["key"] for taint in device.get("taints", [])] for device in offered(product))
