@@ -69,7 +69,9 @@ class Liveness:
             return frozenset(), frozenset()
         pods = await asyncio.to_thread(lambda: PodsAtWork.of(self._processes.cgroups(), self._processes.own_cgroup()))
         runs = {grant.grant_id: _runs(grant, pods) for grant in locked}
-        return {identifier for identifier, told in runs.items() if told}, {identifier for identifier, told in runs.items() if told is None}
+        return {identifier for identifier, reported in runs.items() if reported}, {
+            identifier for identifier, reported in runs.items() if reported is None
+        }
 
     def _look(self, grants: Iterable[Grant]) -> _Locks:
         held, mute = set(), set()
@@ -106,6 +108,6 @@ class Liveness:
 
 
 def _runs(grant: Grant, pods: PodsAtWork) -> bool | None:
-    """Whether the pod of a grant runs; None if that cannot be told. A later pod of a claim, which is not recorded, may have the lock."""
-    told = pods.has(grant.pod_uid)
-    return None if told is False and grant.claim is not None else told
+    """Whether the pod of a grant runs; None if that is unknown. A later pod of a claim, which is not recorded, may have the lock."""
+    reported = pods.has(grant.pod_uid)
+    return None if reported is False and grant.claim is not None else reported

@@ -194,8 +194,8 @@ class Clients:
 
     def _fill_by_script(self, name: str, script: str) -> Iterator[Row]:
         with self._start(["-c", script]) as program:
-            told = last_events(program)[""]
-        yield name, str(told["held_bytes"]), str(told["total_bytes"]), ""
+            reported = last_events(program)[""]
+        yield name, str(reported["held_bytes"]), str(reported["total_bytes"]), ""
 
     def _libraries(self) -> Iterator[Row]:
         with self._start_job("libraries") as program:
@@ -255,8 +255,8 @@ class Clients:
         with tempfile.TemporaryDirectory(prefix="aliquot-mps-") as folder, mps_daemon(Path(folder)) as settings:
             container = self.place.container()
             with container.start([self.place.client, "fill", "--hold"], {**self.place.env, **settings}) as program:
-                told = program.listen()
-                yield "held, counted", str(told.get("held_bytes", told)), str(container.used_bytes())
+                reported = program.listen()
+                yield "held, counted", str(reported.get("held_bytes", reported)), str(container.used_bytes())
 
     # --- programs -------------------------------------------------------------------------------------------------
 

@@ -337,7 +337,7 @@ class Guard:
                     break
                 missing.append(f"a row hangs: it was given up after {self._measure_seconds:g} s.")
                 self.failed.append(title)
-            except Exception as exc:  # noqa: BLE001  (told below; the machine may be at hand just once)
+            except Exception as exc:  # noqa: BLE001  (reported below; the machine may be at hand just once)
                 traceback.print_exc()
                 missing.append(f"a row failed: {exc!r}")
                 self.failed.append(title)

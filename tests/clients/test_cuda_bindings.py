@@ -41,13 +41,13 @@ tell(free=free, total=total, device=must(cu.cuDeviceTotalMem(device)), size=size
 @pytest.mark.shows("limit", "view", "refusal")
 def test_limit_holds_to_the_byte(client, container, record_property):
     """cuMemAlloc to the last byte; one more is refused"""
-    told = run_python(client, container, START + harness.FIT + FILL, harness.fill_step(container)).last
+    reported = run_python(client, container, START + harness.FIT + FILL, harness.fill_step(container)).last
     total = harness.total_bytes(container)
-    assert told["total"] == total
+    assert reported["total"] == total
     if harness.knows_sizes(container):
-        assert (told["device"], told["free"]) == (total, total - harness.context_bytes(container))
-    assert (told["first"], told["more"]) == ("CUDA_SUCCESS", "CUDA_ERROR_OUT_OF_MEMORY")
-    record_property("found", harness.in_mib(told["size"]))
+        assert (reported["device"], reported["free"]) == (total, total - harness.context_bytes(container))
+    assert (reported["first"], reported["more"]) == ("CUDA_SUCCESS", "CUDA_ERROR_OUT_OF_MEMORY")
+    record_property("found", harness.in_mib(reported["size"]))
 
 
 NVML = """
@@ -64,14 +64,14 @@ print(json.dumps(dict(count=nvml.device_get_count_v2(), total=memory.total, used
 def test_nvml_shows_limit_and_own_processes(client, node, container, record_property):
     """NVML: devices, memory, processes"""
     with harness.own_and_foreign(node, container) as (own, foreign):
-        told = run_python(client, container, NVML).last
+        reported = run_python(client, container, NVML).last
         pids = harness.visible_pids(node, container, own, foreign)
-    assert told["count"] == harness.visible_gpus(node, container)
-    assert set(told["pids"]) == pids
+    assert reported["count"] == harness.visible_gpus(node, container)
+    assert set(reported["pids"]) == pids
     if harness.is_limited(container):
-        assert told["total"] == harness.LIMIT_MIB * MIB
-        assert told["used"] // MIB == harness.used_mib(container)
-    record_property("found", harness.in_mib(told["total"]))
+        assert reported["total"] == harness.LIMIT_MIB * MIB
+        assert reported["used"] // MIB == harness.used_mib(container)
+    record_property("found", harness.in_mib(reported["total"]))
 
 
 REPL = """

@@ -31,13 +31,13 @@ print(json.dumps(dict(total=memory.total, used=memory.used, pids=pids, count=n.n
 """
 
 
-def check_view(node: Node, container: Container, own: int, foreign: int, told: dict) -> str:
+def check_view(node: Node, container: Container, own: int, foreign: int, reported: dict) -> str:
     """Check what a library tells; return the text for the page."""
-    assert told["count"] == harness.visible_gpus(node, container)
-    assert set(told["pids"]) == harness.visible_pids(node, container, own, foreign)
+    assert reported["count"] == harness.visible_gpus(node, container)
+    assert set(reported["pids"]) == harness.visible_pids(node, container, own, foreign)
     if harness.is_limited(container):
-        assert (told["total"], told["used"] // MIB) == (LIMIT_MIB * MIB, harness.used_mib(container))
-    return harness.in_mib(told["total"])
+        assert (reported["total"], reported["used"] // MIB) == (LIMIT_MIB * MIB, harness.used_mib(container))
+    return harness.in_mib(reported["total"])
 
 
 def nvtop_screen(client: Client, container: Container) -> str:
@@ -56,8 +56,8 @@ def go_nvml_processes(client: Client, container: Container) -> dict[int, int]:
 def test_nvitop_library_shows_limit_and_own_processes(client, node: Node, container: Container, record_property):
     """library: devices, memory, processes"""
     with harness.own_and_foreign(node, container) as (own, foreign):
-        told = run_python(client, container, NVITOP).last
-        found = check_view(node, container, own, foreign, told)
+        reported = run_python(client, container, NVITOP).last
+        found = check_view(node, container, own, foreign, reported)
     record_property("found", found)
 
 
@@ -77,8 +77,8 @@ def test_nvitop_program_shows_limit_and_own_processes(client, node: Node, contai
 def test_py3nvml_shows_limit_and_own_processes(client, node: Node, container: Container, record_property):
     """library: devices, memory, processes"""
     with harness.own_and_foreign(node, container) as (own, foreign):
-        told = run_python(client, container, PY3NVML).last
-        found = check_view(node, container, own, foreign, told)
+        reported = run_python(client, container, PY3NVML).last
+        found = check_view(node, container, own, foreign, reported)
     record_property("found", found)
 
 

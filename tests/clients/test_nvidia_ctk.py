@@ -55,9 +55,9 @@ class Host:
     """A node as nvidia-ctk expects it: a driver root with versioned libraries, device nodes, MIG capabilities."""
 
     def __init__(self, node: Node, root: Path, program: Path) -> None:
-        told = harness.host_json(node, DEVICES)
-        self.version: str = told["version"]
-        self.devices: list[tuple[str, int, int | None, int | None]] = [tuple(device) for device in told["devices"]]
+        reported = harness.host_json(node, DEVICES)
+        self.version: str = reported["version"]
+        self.devices: list[tuple[str, int, int | None, int | None]] = [tuple(device) for device in reported["devices"]]
         """UUID, minor number, and the ids of GPU instance and compute instance; a GPU in MIG mode is no device."""
         self.root = root
         self._lay_libraries(node)

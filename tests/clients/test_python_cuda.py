@@ -139,14 +139,14 @@ def name(request) -> str:
 @pytest.mark.shows("limit", "view", "refusal")
 def test_kernel_runs_and_limit_holds_to_the_byte(name, client, container, record_property):
     """a kernel, then memory to the last byte; one more is refused, in the client's own words"""
-    told = run_python(client, container, START + PROGRAMS[name] + FILL, harness.fill_step(container)).last
-    assert told["total"] == harness.total_bytes(container)
+    reported = run_python(client, container, START + PROGRAMS[name] + FILL, harness.fill_step(container)).last
+    assert reported["total"] == harness.total_bytes(container)
     if harness.knows_sizes(container):
-        code = told["total"] - harness.context_bytes(container) - told["free"]
+        code = reported["total"] - harness.context_bytes(container) - reported["free"]
         assert 0 < code < CODE_MIB * MIB
-    assert told["first"] == ""
-    assert OUT_OF_MEMORY[name] in told["more"]
-    record_property("found", harness.in_mib(told["size"]))
+    assert reported["first"] == ""
+    assert OUT_OF_MEMORY[name] in reported["more"]
+    record_property("found", harness.in_mib(reported["size"]))
 
 
 @pytest.mark.shows("processes", "kill")
@@ -181,9 +181,9 @@ for line in sys.stdin:
 def test_memory_resource_stops_at_the_limit(client, node, container, record_property):
     """its own memory resource, a pool of the driver: until it is refused"""
     with start_python(client, container, START + CUDA_CORE + POOL) as program:
-        told = program.listen()
+        reported = program.listen()
         held = node.physical_used_bytes(node.uuids[0])
-    assert "OUT_OF_MEMORY" in told["said"]
-    assert told["held"] <= held <= harness.total_bytes(container)
-    assert told["held"] > 0.9 * harness.total_bytes(container) - harness.context_bytes(container)
-    record_property("found", harness.in_mib(told["held"]))
+    assert "OUT_OF_MEMORY" in reported["said"]
+    assert reported["held"] <= held <= harness.total_bytes(container)
+    assert reported["held"] > 0.9 * harness.total_bytes(container) - harness.context_bytes(container)
+    record_property("found", harness.in_mib(reported["held"]))

@@ -117,8 +117,8 @@ def allocator(setting: str) -> dict[str, str]:
 @pytest.mark.parametrize("name", ALLOCATORS)
 def test_allocator_fills_the_share_and_names_it(name: str, container: Container, jobs: Jobs) -> None:
     """each allocator fills the share, names it in OutOfMemoryError and gives it back"""
-    told = jobs.run(container, "fill", **allocator(ALLOCATORS[name]))
-    start, full, end = told["start"], told["fill"], told["end"]
+    reported = jobs.run(container, "fill", **allocator(ALLOCATORS[name]))
+    start, full, end = reported["start"], reported["fill"], reported["end"]
     assert start["free_bytes"] - full["held_bytes"] < (PIECE_MIB.get(name, 0) + SMALLEST_MIB) * MIB
     assert end["free_bytes"] == start["free_bytes"]
     if is_limited(container):
@@ -129,41 +129,41 @@ def test_allocator_fills_the_share_and_names_it(name: str, container: Container,
 @pytest.mark.simulated
 def test_fraction_of_the_share_is_refused_by_pytorch(container: Container, jobs: Jobs) -> None:
     """set_per_process_memory_fraction counts in parts of the share"""
-    told = jobs.run(container, "fraction")
-    half = told["start"]["total_bytes"] / 2
-    assert half - SMALLEST_MIB * MIB <= told["fill"]["held_bytes"] <= half
+    reported = jobs.run(container, "fraction")
+    half = reported["start"]["total_bytes"] / 2
+    assert half - SMALLEST_MIB * MIB <= reported["fill"]["held_bytes"] <= half
     if is_limited(container):
-        assert "4.00 GiB allowed" in told["fill"]["text"]
+        assert "4.00 GiB allowed" in reported["fill"]["text"]
 
 
 @pytest.mark.simulated
 def test_pinned_memory_takes_nothing_of_the_share(container: Container, jobs: Jobs) -> None:
     """pinned host memory is not charged"""
-    told = jobs.run(container, "pinned")
-    assert told["pinned"]["all_pinned"]
-    assert told["pinned"]["free_bytes"] == told["start"]["free_bytes"] - told["pinned"]["bytes"]
-    assert told["fill"]["free_bytes"] < SMALLEST_MIB * MIB
+    reported = jobs.run(container, "pinned")
+    assert reported["pinned"]["all_pinned"]
+    assert reported["pinned"]["free_bytes"] == reported["start"]["free_bytes"] - reported["pinned"]["bytes"]
+    assert reported["fill"]["free_bytes"] < SMALLEST_MIB * MIB
 
 
 @pytest.mark.simulated
 @limited
 def test_private_pools_of_graphs_stop_at_the_share(container: Container, jobs: Jobs) -> None:
     """private pools of CUDA graphs fill the share and come back"""
-    told = jobs.run(container, "graphs")
-    assert told["start"]["free_bytes"] - told["fill"]["held_bytes"] < 512 * MIB
-    assert LIMIT_TEXT in told["fill"]["text"]
-    assert told["end"]["free_bytes"] > told["start"]["free_bytes"] - 64 * MIB
+    reported = jobs.run(container, "graphs")
+    assert reported["start"]["free_bytes"] - reported["fill"]["held_bytes"] < 512 * MIB
+    assert LIMIT_TEXT in reported["fill"]["text"]
+    assert reported["end"]["free_bytes"] > reported["start"]["free_bytes"] - 64 * MIB
 
 
 @pytest.mark.parametrize("name", ["native", "expandable segments"])
 def test_tensor_handed_to_another_process_is_counted_once(name: str, container: Container, jobs: Jobs) -> None:
     """torch.multiprocessing: a shared tensor is counted once"""
-    told = jobs.run(container, "processes", **allocator(ALLOCATORS[name]))["shared"]
-    assert told["elements"] == 512 * MIB
-    assert told["exit_code"] == 0
-    context_mib = told["alone_mib"] - told["beside_mib"]
+    reported = jobs.run(container, "processes", **allocator(ALLOCATORS[name]))["shared"]
+    assert reported["elements"] == 512 * MIB
+    assert reported["exit_code"] == 0
+    context_mib = reported["alone_mib"] - reported["beside_mib"]
     assert 0 < context_mib < 600
-    assert told["after_mib"] == told["alone_mib"]
+    assert reported["after_mib"] == reported["alone_mib"]
 
 
 @pytest.mark.shows("processes", "kill")

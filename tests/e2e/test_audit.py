@@ -40,16 +40,16 @@ def audited(target: Target, product: Kubectl) -> Iterator[Kubectl]:
 @pytest.mark.parametrize("pod", STATIC)
 def test_a_static_program_that_takes_more_than_its_share_is_reported(audited: Kubectl, product: Kubectl, node_name: str, pod: str) -> None:
     """It gets what it requests, since nothing stands between it and the driver; its pod, the metrics and an alert report this."""
-    told = wait_for_findings(audited, product, node_name, pod, FindingKind.OVER_LIMIT, FindingKind.SHIM_UNKNOWN)
-    assert f"its limit is {SHARE_MIB} MiB" in told or "its limit is 1 GiB" in told
-    assert "and the shim does not count it" in told, "as shipped the agent may not look into programs, so it is certain of no more"
+    reported = wait_for_findings(audited, product, node_name, pod, FindingKind.OVER_LIMIT, FindingKind.SHIM_UNKNOWN)
+    assert f"its limit is {SHARE_MIB} MiB" in reported or "its limit is 1 GiB" in reported
+    assert "and the shim does not count it" in reported, "as shipped the agent may not look into programs, so it is certain of no more"
     assert not findings(product, node_name, audited.namespace, "honest")
     assert audited.get("pod", pod)["status"]["phase"] == "Running", "the policy as shipped is to report"
 
 
 def test_a_container_that_was_granted_nothing_and_took_the_devices_is_reported(audited: Kubectl, product: Kubectl, node_name: str) -> None:
-    told = wait_for_findings(audited, product, node_name, "thief", FindingKind.NO_GRANT)
-    assert "was granted no GPU" in told
+    reported = wait_for_findings(audited, product, node_name, "thief", FindingKind.NO_GRANT)
+    assert "was granted no GPU" in reported
 
 
 def test_findings_go_with_their_pod(audited: Kubectl, product: Kubectl, node_name: str) -> None:
@@ -114,9 +114,9 @@ def wait_for_findings(kubectl: Kubectl, product: Kubectl, node_name: str, pod: s
     eventually(
         lambda: seen() == set(map(str, kinds)), f"findings {', '.join(kinds)}", seconds=SEEN_SECONDS, otherwise=lambda: f"seen: {seen()}"
     )
-    told = eventually(
+    reported = eventually(
         lambda: [event for event in kubectl.events(pod) if event.startswith(contract.EVENT_REASON_AUDIT)],
         "the pod's events to tell of it",
         otherwise=lambda: kubectl.explain(pod),
     )
-    return "\n".join(told)
+    return "\n".join(reported)

@@ -151,7 +151,7 @@ def test_allocation_of_another_writer_that_does_not_fit_is_refused(kubectl: Kube
     kubectl.apply(pod("refused", {"main": None}, claim="foreign"))
     eventually(
         lambda: [event for event in kubectl.events("refused") if "Already granted there" in event and "honest" in event],
-        "the pod to be told who holds the memory",
+        "the pod to name who holds the memory",
         seconds=90,
         otherwise=lambda: kubectl.explain("refused"),
     )

@@ -51,9 +51,7 @@ def test_gang_gets_all_its_gpus_or_none(kubectl: Kubectl) -> None:
     kubectl.wait_for_phase("in-the-way", "Running", seconds=60)
     for name in ("first", "second"):
         kubectl.apply(asking(name, {contract.RESOURCE_VGPU: str(GPUS // 2)}, annotations=gang))
-    eventually(
-        lambda: all(map(kubectl.events, ("first", "second"))), "to be told why both wait", otherwise=lambda: kubectl.explain("first")
-    )
+    eventually(lambda: all(map(kubectl.events, ("first", "second"))), "an event on both", otherwise=lambda: kubectl.explain("first"))
     assert [name for name in ("first", "second") if allocations(kubectl, name)] == []
     kubectl.delete("pod", "in-the-way")
     for name in ("first", "second"):

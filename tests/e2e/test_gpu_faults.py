@@ -60,17 +60,17 @@ def test_lost_gpu_gets_no_new_work_and_keeps_its_containers(
         "the kubelet to count its shares out",
     )
     assert condition(product, node_name)["status"] == "False"
-    eventually(lambda: told(kubectl, "holder", contract.EVENT_REASON_GPU_UNHEALTHY), "the pod on it to be told")
+    eventually(lambda: reported(kubectl, "holder", contract.EVENT_REASON_GPU_UNHEALTHY), "an event on its pod")
     kubectl.apply(slice_pod("waiter", Slice(1024), annotations=on_gpu(lost)), slice_pod("elsewhere", Slice(1024)))
     kubectl.wait_for_phase("elsewhere", "Running")
-    eventually(lambda: "unhealthy" in "".join(told(kubectl, "waiter", "FailedScheduling")), "the pod that wants it to be told why it waits")
+    eventually(lambda: "unhealthy" in "".join(reported(kubectl, "waiter", "FailedScheduling")), "an event on the waiting pod")
     invariants.untouched(gpu_answers=False)
 
     inject("recover", lost)
     kubectl.wait_for_phase("waiter", "Running", seconds=RECOVERY_SECONDS)
     wait_for_capacity(product, node_name, WHOLE_NODE_MIB)
     eventually(lambda: condition(product, node_name)["status"] == "True", "the node to say that its GPUs are healthy")
-    eventually(lambda: told(kubectl, "holder", contract.EVENT_REASON_GPU_HEALTHY), "the pod on it to be told")
+    eventually(lambda: reported(kubectl, "holder", contract.EVENT_REASON_GPU_HEALTHY), "an event on its pod")
     invariants.hold(gpu_answers=False)  # what programs had on the GPU went with it: its owner has to restart each
 
 
@@ -151,7 +151,7 @@ def condition(product: Kubectl, node_name: str) -> Object:
     return next(one for one in conditions if one["type"] == contract.NODE_CONDITION_GPUS_HEALTHY)
 
 
-def told(kubectl: Kubectl, pod: str, reason: str) -> list[str]:
+def reported(kubectl: Kubectl, pod: str, reason: str) -> list[str]:
     """The events of a pod that have a reason."""
     return [event for event in kubectl.events(pod) if event.startswith(f"{reason}:")]
 

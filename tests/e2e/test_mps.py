@@ -150,12 +150,12 @@ def wait_until_supervised(system: Kubectl) -> None:
 def wait_for_offer(product: Kubectl, node_name: str, *, offered: bool) -> None:
     """Wait until the node's inventory offers isolation mps, or does not."""
 
-    def told() -> list[str]:
+    def reported() -> list[str]:
         isolation: list[str] = product.get("gpunode", node_name)["status"].get("isolation", [])
         return isolation
 
     what = f"isolation mps {'to be' if offered else 'no longer to be'} offered"
-    eventually(lambda: ("mps" in told()) is offered, what, seconds=90, otherwise=lambda: f"offered: {told()}")
+    eventually(lambda: ("mps" in reported()) is offered, what, seconds=90, otherwise=lambda: f"offered: {reported()}")
 
 
 def supervisor_pod(product: Kubectl, node_name: str) -> Object:

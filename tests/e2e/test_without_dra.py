@@ -53,6 +53,6 @@ def test_pods_get_their_share_and_excessive_requests_are_refused_with_reason(kub
     assert [device["total_bytes"] for device in Client(kubectl, "share").devices()] == [3000 * MIB]
     eventually(
         lambda: [event for event in kubectl.events("too-large") if "not enough free memory on one GPU" in event],
-        "the pod that asks too much to be told",
+        "an event on the pod that requests too much",
         otherwise=lambda: kubectl.explain("too-large"),
     )

@@ -165,7 +165,7 @@ def test_a_pod_that_waits_starts_as_soon_as_another_leaves(kubectl: Kubectl, sha
     kubectl.apply(slice_pod("waiter", Slice(2048), annotations=only))
     eventually(
         lambda: [event for event in kubectl.events("waiter") if event.startswith("FailedScheduling")],
-        "the pod to be told to wait",
+        "an event that the pod waits",
         otherwise=lambda: kubectl.explain("waiter"),
     )
     kubectl.delete("pod", "holder")

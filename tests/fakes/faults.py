@@ -156,12 +156,12 @@ class Faults:
         return Outcome(len(cases), asked, taken, refused, tuple(findings))
 
     def _answers(self, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
-        told = {
+        reported = {
             "RECORDED_DRIVER": str(self._simulated / contract.CUDA_SONAME), "RECORDING": str(self._driver),
             "FAILING_NVML": str(self._simulated / contract.NVML_SONAME), "FAULTS_NVML": str(self._nvml) if self._nvml.exists() else "",
             "FAULTS_REGION": str(self.container.region_path),
         }  # fmt: skip
-        with self.container.start_python("from tests.fakes.faults import main; main()", env=told) as program:
+        with self.container.start_python("from tests.fakes.faults import main; main()", env=reported) as program:
             for case in cases:
                 answer = program.ask(json.dumps(asdict(case)))
                 assert "findings" in answer, (case, answer)
@@ -463,8 +463,8 @@ def _run(case: Case) -> dict[str, Any]:
         way.give_back()
         held.use_first_device()
         call("cuCtxSynchronize")
-    told = {"started": started, "asked": asked > 0, "taken": taken, "refused": refused, "findings": findings}
-    return {"case": asdict(case), **told}
+    reported = {"started": started, "asked": asked > 0, "taken": taken, "refused": refused, "findings": findings}
+    return {"case": asdict(case), **reported}
 
 
 def _in_child(case: Case) -> dict[str, Any]:

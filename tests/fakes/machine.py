@@ -39,8 +39,8 @@ class MachineNode(Node):
         self._driver = {soname: library_file(soname) for soname in (contract.CUDA_SONAME, contract.NVML_SONAME)}
         self._used_before_bytes = self._used_bytes()
         self._context_bytes = 0
-        told = self.container(PROBE_MIB).client("info").last
-        self._context_bytes = told["total_bytes"] - told["free_bytes"]
+        reported = self.container(PROBE_MIB).client("info").last
+        self._context_bytes = reported["total_bytes"] - reported["free_bytes"]
 
     def container_with(self, limits: Limits, *, interposition: Interposition = "front", uuids: Sequence[str] | None = None) -> Container:
         """Create a container. Its library path is followed by the machine's, which the driver may need."""

@@ -165,12 +165,12 @@ class Invariants:
     def _check_other_backend(self, one: RunningContainer, shares: tuple[DeviceShare, ...], isolation: Isolation) -> None:
         """The amounts are those of the spec, in the backend's own form, and the shim is not there."""
         amounts = {share.memory_bytes // MIB for share in shares}
-        told = {name: one.env.get(name) for name in (MPS_LIMIT, DRIVER_LIMIT)}
+        reported = {name: one.env.get(name) for name in (MPS_LIMIT, DRIVER_LIMIT)}
         wanted = {
             MPS_LIMIT: {f"0={mib}M" for mib in amounts} if isolation is Isolation.MPS else {None},
             DRIVER_LIMIT: {str(mib) for mib in amounts} if isolation is Isolation.DRIVER else {None},
         }
-        assert {name: {value} for name, value in told.items()} == wanted, one.config
+        assert {name: {value} for name, value in reported.items()} == wanted, one.config
         assert (MPS_PIPE in one.env) == (isolation is Isolation.MPS), one.config
         for path in (contract.CONTAINER_LIMITS, contract.CONTAINER_REGION):
             assert not (one.root / path.lstrip("/")).exists(), one.config

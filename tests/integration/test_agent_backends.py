@@ -99,7 +99,7 @@ class Mps(NamedTuple):
             found: set[str] | None = None
             while found != set(pods):
                 await asyncio.sleep(0.1)
-                found = {pod for pod, told in (await series(self.node, "container_enforcement_in_force")).items() if told}
+                found = {pod for pod, reported in (await series(self.node, "container_enforcement_in_force")).items() if reported}
 
     async def no_daemon_is_left(self) -> None:
         await eventually(lambda: not list((self.node.layout.run / "mps").glob("GPU-*")), "no daemon is left")
@@ -167,14 +167,14 @@ class TestMps:
 
     async def test_killed_daemon_returns_and_its_clients_get_events(self, mps):
         node, program = mps
-        node.create_pod(isolated("told", "mps"))
-        await running(node, "told")
-        pipes = daemon(node, "told")
+        node.create_pod(isolated("reported", "mps"))
+        await running(node, "reported")
+        pipes = daemon(node, "reported")
         killed = daemon_pid(pipes)
         os.kill(killed, signal.SIGKILL)
         await eventually(lambda: answers(program, pipes) and daemon_pid(pipes) != killed, "another daemon answers")
-        await eventually(lambda: mps.events("told"), "an event about it")
-        node.delete_pod("told")
+        await eventually(lambda: mps.events("reported"), "an event about it")
+        node.delete_pod("reported")
         await eventually(lambda: not pipes.exists(), "the daemon is gone")
 
     @pytest.mark.parametrize("end", ["kill", "stop"])
@@ -245,7 +245,7 @@ class TestMps:
         pid = daemon_pid(pipes)
         await node.agent.kill()
         await node.mps.stop()
-        await eventually(lambda: not is_there(pid), "told to end, it ends its daemons")
+        await eventually(lambda: not is_there(pid), "asked to end, it ends its daemons")
         await node.mps.start()
         await eventually(lambda: pipes.exists() and answers(program, pipes), "another daemon answers")
         await node.agent.start()

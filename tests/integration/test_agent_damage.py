@@ -120,8 +120,10 @@ class TestRowAndCopyDamaged:
             await eventually(lambda: [e for e in node.events("a") if "damaged" in e["message"]], "an event on the pod")
             assert 'aliquot_drift{kind="damaged-grant"' in await node.metrics()
             options = DoctorOptions(state_dir=str(node.layout.state), runtime_dir=str(node.layout.run))
-            told = await asyncio.to_thread(lambda: [one for one in check_agent(Host(Path("/")), options) if one.check == "agent.ledger"])
-            assert [one.found for one in told] == [f"a: {found['message']}"]
+            reported = await asyncio.to_thread(
+                lambda: [one for one in check_agent(Host(Path("/")), options) if one.check == "agent.ledger"]
+            )
+            assert [one.found for one in reported] == [f"a: {found['message']}"]
 
             node.create_pod(manifest("b", container(mib=1024), annotations={contract.ANNOTATION_GPU_UUID: given}))
             await refused(node, "b", "nothing more is granted on", given, "damaged-grant")

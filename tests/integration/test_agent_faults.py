@@ -239,13 +239,13 @@ class TestApi:
                 await eventually(
                     lambda: {grant["pod"] for grant in grants(node)} == {"stays", "restarts", "new"}, "the pod that ended let go", 40
                 )
-                await eventually(lambda: condition(node)["status"] == "False", "the lost GPU is told of", 40)
+                await eventually(lambda: condition(node)["status"] == "False", "the lost GPU is reported", 40)
 
     async def test_gpu_changes_during_api_outage_are_reported_afterwards(self):
         async with make_node("t4x2") as node:
             node.create_pod(manifest("works", container(mib=1024), annotations={contract.ANNOTATION_GPU_UUID: node.inventory.gpus[0].uuid}))
             await running(node, "works")
-            told = (contract.EVENT_REASON_GPU_UNHEALTHY, contract.EVENT_REASON_GPU_HEALTHY)
+            reported = (contract.EVENT_REASON_GPU_UNHEALTHY, contract.EVENT_REASON_GPU_HEALTHY)
             with node.api.outage():
                 inject(node, "xid", "62", "--gpu", "0")
                 await eventually(lambda: node.allocatable(VGPU) == 16, "a GPU is quarantined")
@@ -254,10 +254,10 @@ class TestApi:
                 await asyncio.sleep(1.1)  # a tick of the clock that events are stamped with
 
             def about_the_pod() -> list[Mapping[str, Any]]:
-                return [event for event in node.events("works") if event["reason"] in told]
+                return [event for event in node.events("works") if event["reason"] in reported]
 
             await eventually(lambda: len(about_the_pod()) == 2, "its pod's owner reads of both", 60)
-            assert [event["reason"] for event in about_the_pod()] == list(told)
+            assert [event["reason"] for event in about_the_pod()] == list(reported)
             assert all(datetime.fromisoformat(event["firstTimestamp"]) <= over for event in about_the_pod())
 
     async def test_agent_starting_without_api_serves_kubelet_and_knows_grants(self):

@@ -137,7 +137,7 @@ class TestFanOut:
             assert [(event["reason"], ill in event["message"]) for event in on_node] == [(contract.EVENT_REASON_GPU_UNHEALTHY, True)]
             assert on_node[0]["involvedObject"]["uid"] == node.cluster.get(Kind.NODE, "", NODE)["metadata"]["uid"]
             await eventually(
-                lambda: [e for e in node.events("works") if e["reason"] == contract.EVENT_REASON_GPU_UNHEALTHY], "the pod is told"
+                lambda: [e for e in node.events("works") if e["reason"] == contract.EVENT_REASON_GPU_UNHEALTHY], "an event on the pod"
             )
             assert await metric(node, "device_health", device_uuid=ill) == 0
             assert await metric(node, "xids_total", device_uuid=ill, xid="62") == 1
@@ -528,8 +528,8 @@ class TestPublishing:
                 await eventually(lambda: node.allocatable(VGPU) == 16, "the kubelet hears of it all the same")
                 await asyncio.sleep(1)
                 assert states(node) == ["healthy", "healthy"]
-            await eventually(lambda: states(node) == ["healthy", "lost"], "the API is told", 30)
-            await eventually(lambda: condition(node)["status"] == "False", "the condition is told", 30)
+            await eventually(lambda: states(node) == ["healthy", "lost"], "the API to have it", 30)
+            await eventually(lambda: condition(node)["status"] == "False", "the condition to have it", 30)
             inject(node, "recover", "--gpu", "1")
             await all_well(node)
 

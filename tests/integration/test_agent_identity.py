@@ -104,7 +104,7 @@ async def test_pod_admitted_before_first_agent_has_no_devices_and_policy_evicts_
         assert not [name for name in node.container("early").env if name.startswith(contract.ENV_SIM_DEVICE_PREFIX)]
         await node.agent.start()
         await node.wait_ready()
-        await eventually(lambda: [e for e in node.events("early") if e["reason"] == contract.EVENT_REASON_DRIFT], "it is told of")
+        await eventually(lambda: [e for e in node.events("early") if e["reason"] == contract.EVENT_REASON_DRIFT], "an event about it")
         await node.wait_gone("early")
         assert [path for verb, path in node.api.requests if path.endswith("/eviction")] == [
             "/api/v1/namespaces/default/pods/early/eviction"
@@ -242,7 +242,7 @@ class TestDeviceInjection:
     @pytest.mark.parametrize(
         ("runtime", "by_cdi", "flags"),
         [
-            pytest.param("containerd://1.7.27", True, [], id="a runtime that was told of CDI, as the host's spec shows"),
+            pytest.param("containerd://1.7.27", True, [], id="a runtime that is configured for CDI, as the host's spec shows"),
             pytest.param("containerd://2.1.4", False, ["--device-injection=legacy"], id="as configured, whatever the runtime could"),
         ],
     )

@@ -39,7 +39,7 @@ def paused(node, pod: str) -> set[bool]:
     return {device.paused for page in pages if page is not None for device in page.devices}
 
 
-def told(node, pod: str) -> list[str]:
+def reported(node, pod: str) -> list[str]:
     """The reasons of the pod's events about pausing, in order."""
     reasons = (contract.EVENT_REASON_PAUSED, contract.EVENT_REASON_RESUMED, contract.EVENT_REASON_PAUSE_IGNORED)
     return [event["reason"] for event in node.events(pod) if event["reason"] in reasons]
@@ -98,8 +98,8 @@ async def test_running_pod_is_paused_by_annotation_and_resumes_without_it(cores)
             assert paused(node, "a") == {False}
         assert node.container("a", "main").pid == pid
         both = [contract.EVENT_REASON_PAUSED] * 2 + [contract.EVENT_REASON_RESUMED] * 2
-        await eventually(lambda: told(node, "a") == both * 2, "each container's change is told, also the second time")
-        assert told(node, "other") == []
+        await eventually(lambda: reported(node, "a") == both * 2, "each container's change is reported, also the second time")
+        assert reported(node, "other") == []
         assert contract.EVENT_REASON_DRIFT not in {event["reason"] for event in node.events("a")}
         assert (await drift_page(node))["drifts"] == []
 
@@ -111,7 +111,7 @@ async def test_pause_outlives_agent_and_ends_when_annotation_was_removed_meanwhi
         await node.agent.start()
         await node.wait_ready()
         await waits(node, "a")
-        assert told(node, "a") == [contract.EVENT_REASON_PAUSED], "a restart is no news"
+        assert reported(node, "a") == [contract.EVENT_REASON_PAUSED], "a restart is no news"
         await node.agent.stop()
         annotate(node, "a", None)
         assert paused(node, "a") == {True}
@@ -165,7 +165,9 @@ async def test_invalid_value_changes_nothing_and_gives_event():
     async with make_node("t4x2") as node:
         await make_paused(node)
         annotate(node, "a", "maybe")
-        await eventually(lambda: told(node, "a") == [contract.EVENT_REASON_PAUSED, contract.EVENT_REASON_PAUSE_IGNORED], "it is told")
+        await eventually(
+            lambda: reported(node, "a") == [contract.EVENT_REASON_PAUSED, contract.EVENT_REASON_PAUSE_IGNORED], "it is reported"
+        )
         await waits(node, "a")
         annotate(node, "a", None)
         await works(node, "a")

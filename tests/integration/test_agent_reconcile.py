@@ -92,10 +92,10 @@ async def test_limits_that_somebody_changed_are_put_back_where_the_container_see
         await cured(node, "changed-limits")
         await eventually(lambda: decode_limits(seen.read_bytes(), interrupted_too=True) == granted, "they are what was granted")
         await page_shows(node, "drifts")
-        await eventually(lambda: "limits on disk differ from its grant" in told(node, "a"), "an event about it")
+        await eventually(lambda: "limits on disk differ from its grant" in reported(node, "a"), "an event about it")
 
 
-def told(node: Node, pod: str) -> str:
+def reported(node: Node, pod: str) -> str:
     """What the events about a pod's drift say."""
     return " ".join(event["message"] for event in node.events(pod) if event["reason"] == contract.EVENT_REASON_DRIFT)
 
@@ -128,7 +128,7 @@ async def test_running_container_with_other_kubelet_ids_gets_event_and_keeps_sha
         table.allocations = [replace(listed, ids=(other,))]
         (drift,) = await page_shows(node, "drifts", "ids-differ")
         assert (drift["pod"], drift["container"], drift["cure"]) == ("a", "main", "evict")
-        await eventually(lambda: "kubelet lists it with other device IDs" in told(node, "a"), "an event about it")
+        await eventually(lambda: "kubelet lists it with other device IDs" in reported(node, "a"), "an event about it")
         assert grants(node) == before
         assert node.container("a").exit_code is None
         table.allocations = [listed]
@@ -151,7 +151,7 @@ async def test_pod_with_removed_device_gets_event_and_policy_evicts_it(tmp_path)
         await running(node, "a")
         ((given,),) = [grant["shares"] for grant in grants(node)]
         on_host(node, DESTROY, 0)
-        await eventually(lambda: f"this node no longer has {given['device_uuid']}" in told(node, "a"), "an event about it")
+        await eventually(lambda: f"this node no longer has {given['device_uuid']}" in reported(node, "a"), "an event about it")
         await node.wait_gone("a")
         await eventually(lambda: not grants(node), "nothing is held")
         await page_shows(node, "drifts")

@@ -59,7 +59,7 @@ class World:
         """Whether the API answers writes with errors."""
         self.evicted: list[str] = []
         self.retried: list[str] = []
-        self.told: list[tuple[str, str]] = []
+        self.reported: list[tuple[str, str]] = []
         """Events: UID of the pod and message."""
         self.outcomes = Counter[str]()
         """How many runs of moves had each outcome, over all processes."""
@@ -210,7 +210,7 @@ class World:
     async def post_event(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
         assert reason in (contract.EVENT_REASON_MOVED, contract.EVENT_REASON_CONSOLIDATION)
         assert len(message) < 1000
-        self.told.append((uid, message))
+        self.reported.append((uid, message))
 
     # --- the oracle ---
 
@@ -350,7 +350,7 @@ async def test_plan_alone_moves_nothing_and_is_reported() -> None:
         await act(world, "long step")
     assert not world.evicted
     assert not world.state.reservations
-    [(uid, message)] = world.told
+    [(uid, message)] = world.reported
     assert uid == BIG
     assert message.startswith("2 moves, which lose ")
 

@@ -268,7 +268,7 @@ async def test_the_scheduler_serves_the_past_where_its_settings_name_a_prometheu
         scheduler, stop = Scheduler(settings, connection), asyncio.Event()
         running = asyncio.create_task(scheduler.run(stop))
         async with asyncio.timeout(20):
-            while len(scheduler.addresses) < 3:  # noqa: ASYNC110 - starting is told by no event
+            while len(scheduler.addresses) < 3:  # noqa: ASYNC110 - no event reports the start
                 await asyncio.sleep(0.02)
         served = Served(f"http://{scheduler.addresses['dashboard']}", ClusterState(), [], fake)
         assert json.loads((await served.get("/cluster.json"))[2])["history"] is True

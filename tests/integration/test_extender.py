@@ -579,8 +579,8 @@ async def test_preempt_ends_the_pod_that_its_budget_allows_to_end(api):
             for name, count in allowed.items():
                 budget = api.objects["poddisruptionbudgets"]["team", name]
                 await api.put("poddisruptionbudgets", budget | {"status": {"disruptionsAllowed": count}})
-            told = {("team", name): count for name, count in allowed.items()}
-            await extender.until(lambda: extender.budgets.allowed_after([], told) == told)
+            reported = {("team", name): count for name, count in allowed.items()}
+            await extender.until(lambda: extender.budgets.allowed_after([], reported) == reported)
             (victims,) = (await extender.call("preempt", args))["NodeNameToMetaVictims"].values()
             return victims["Pods"][0]["UID"], victims["NumPDBViolations"]
 

@@ -438,7 +438,7 @@ async def test_room_of_members_past_gate_is_kept_for_limited_time():
     for name in ("b0", "b1"):
         await run.create(name)
     run.filter("b0", ("n1",))
-    await run.bind("b0", "n1")  # kube-scheduler was told to try it again later
+    await run.bind("b0", "n1")  # kube-scheduler tries it again later
     run.filter("b1", ("n1",))
     await run.bind("b1", "n1")
     run.world.tell(len(run.world.untold))

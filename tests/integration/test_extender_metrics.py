@@ -53,12 +53,12 @@ async def test_mig_instances_count_as_the_memory_slices_that_they_are():
     async with FakeApi() as api:
         await api.put("gpunodes", json.loads(encode_gpu_node(make_node("n1", [make_device("n1", 0, model="NVIDIA H100", instances=7)]))))
         async with running(api) as extender:
-            told = []
+            reported = []
             for name, instances in (("some", "3"), ("rest", "4")):
                 limits: dict[str, Any] = {"mig-1g.10gb": instances}
                 await extender.schedule(await api.put("pods", pod_object(name, **limits)), "n1")
-                told.append(await samples(extender))
-    some, full = told
+                reported.append(await samples(extender))
+    some, full = reported
     assert some["model_memory_allocated_bytes", "nvidia h100"] == 1000 * 3 // 7 * units.MIB
     assert full["model_memory_allocated_bytes", "nvidia h100"] == 1000 * units.MIB
     assert full["model_memory_stranded_bytes", "nvidia h100"] == 0, "nothing is left that nobody could get"

@@ -396,9 +396,9 @@ tell(alive=alive, during=during, after=after)
 
 def test_context_events_are_not_queried_during_or_after_its_end(node, recorder):
     """The free in its stream is pending until then, and is checked at each query of free memory."""
-    told = run_recorded(node, recorder, ENDING)
-    assert told["alive"], "the context ends when its work has"
-    for calls in (told["during"], told["after"]):
+    reported = run_recorded(node, recorder, ENDING)
+    assert reported["alive"], "the context ends when its work has"
+    for calls in (reported["during"], reported["after"]):
         assert "cuMemGetInfo_v2" in calls
         assert "cuEventQuery" not in calls
 
@@ -425,8 +425,8 @@ tell(calls=[call for call in calls if "Event" in call])
 
 def test_events_of_a_context_that_ended_past_the_shim_are_not_touched(node, recorder):
     """One stands behind the free, two around the launch; the next context has events of its own."""
-    told = run_recorded(node, recorder, ENDED_PAST_US, sm_percent=60)
-    assert told["calls"] == ["cuEventCreate", "cuEventCreate", "cuEventRecord", "cuEventRecord"]
+    reported = run_recorded(node, recorder, ENDED_PAST_US, sm_percent=60)
+    assert reported["calls"] == ["cuEventCreate", "cuEventCreate", "cuEventRecord", "cuEventRecord"]
 
 
 ENDED_BY_ANOTHER = """
@@ -468,9 +468,9 @@ tell(under_way=under_way, again=context == ended, next=calls_of(lambda: spin(fun
 
 def test_launch_events_are_not_touched_after_other_thread_ends_context(node, recorder):
     """They are not treated as those of the next context that has its address either."""
-    told = run_recorded(node, recorder, ENDED_BY_ANOTHER, sm_percent=60, context_bytes=600 * MIB)
+    reported = run_recorded(node, recorder, ENDED_BY_ANOTHER, sm_percent=60, context_bytes=600 * MIB)
     begun = ["cuEventCreate", "cuEventCreate", "cuEventRecord", "cuLaunchKernel"]
-    assert told == {"under_way": [*begun, "cuCtxDestroy_v2"], "again": True, "next": [*begun, "cuEventRecord"]}
+    assert reported == {"under_way": [*begun, "cuCtxDestroy_v2"], "again": True, "next": [*begun, "cuEventRecord"]}
 
 
 ASKED = """
@@ -614,8 +614,10 @@ must("cuMemPoolSetAttribute", into("cuDeviceGetDefaultMemPool", 0)[1], 4, ctypes
 must("cuMemFreeAsync", into("cuMemAllocAsync", 256 * MIB, 0)[1], 0)
 must("cuCtxSynchronize")
 """
-    told = recorded(CALLED_BACK + pool_that_holds_what_is_freed + f"tell(told=with_callback({symbol.encode()!r}, asks, lambda: {run}))")
-    result, answers = told["told"]
+    reported = recorded(
+        CALLED_BACK + pool_that_holds_what_is_freed + f"tell(reported=with_callback({symbol.encode()!r}, asks, lambda: {run}))"
+    )
+    result, answers = reported["reported"]
     assert result == SUCCESS
     assert set(answers) == {LIMIT_MIB * MIB}
 
@@ -628,17 +630,17 @@ use(0)
 limited = with_callback(b"cuCtxSetLimit", retains, lambda: call("cuCtxSetLimit", 2, 8 * MIB))
 tell(made=made, limited=limited, taken=info()[1] - info()[0])
 """
-    told = recorded(CALLED_BACK + script, context_bytes=500 * MIB)
-    assert told == {"made": [SUCCESS, [SUCCESS]], "limited": [SUCCESS, [SUCCESS]], "taken": 500 * MIB}
+    reported = recorded(CALLED_BACK + script, context_bytes=500 * MIB)
+    assert reported == {"made": [SUCCESS, [SUCCESS]], "limited": [SUCCESS, [SUCCESS]], "taken": 500 * MIB}
 
 
 def test_memory_that_a_callback_takes_is_charged_with_the_call_around_it(recorded):
     script = """
 before = info()[0]
-told = with_callback(b"cuMemAllocAsync", allocates, lambda: into("cuMemAllocAsync", 64 * MIB, 0)[0])
-tell(told=told, taken=before - info()[0] >= 128 * MIB)
+reported = with_callback(b"cuMemAllocAsync", allocates, lambda: into("cuMemAllocAsync", 64 * MIB, 0)[0])
+tell(reported=reported, taken=before - info()[0] >= 128 * MIB)
 """
-    assert recorded(CALLED_BACK + script) == {"told": [SUCCESS, [SUCCESS]], "taken": True}
+    assert recorded(CALLED_BACK + script) == {"reported": [SUCCESS, [SUCCESS]], "taken": True}
 
 
 def test_memory_of_context_that_outlives_destruction_is_credited_in_end(recorded):
@@ -667,17 +669,17 @@ def stays():
     answers.append(done.wait(10))
 def allocates_slowly():
     must("cuCtxSetCurrent", context.value)
-    told.append(with_callback(b"cuMemAllocAsync", stays, lambda: into("cuMemAllocAsync", 64 * MIB, 0)[0]))
-told = []
+    reported.append(with_callback(b"cuMemAllocAsync", stays, lambda: into("cuMemAllocAsync", 64 * MIB, 0)[0]))
+reported = []
 thread = threading.Thread(target=allocates_slowly)
 thread.start()
 inside.wait()
 must("cuStreamSynchronize", 0)
 done.set()
 thread.join()
-tell(told=told)
+tell(reported=reported)
 """
-    assert recorded(CALLED_BACK + script) == {"told": [[SUCCESS, [True]]]}
+    assert recorded(CALLED_BACK + script) == {"reported": [[SUCCESS, [True]]]}
 
 
 @pytest.mark.parametrize("symbol", ["cuEventQuery", "cuEventDestroy_v2"])
@@ -688,14 +690,14 @@ def frees():
     answers.append(call("cuMemFreeAsync", other, 0))
 before, other = info()[0], alloc(64 * MIB)[1]
 must("cuMemFreeAsync", alloc(64 * MIB)[1], 0)
-told = with_callback({symbol.encode()!r}, {callback}, lambda: info()[1])
-tell(told=told, answers=len(answers), left=before - info()[0])
+reported = with_callback({symbol.encode()!r}, {callback}, lambda: info()[1])
+tell(reported=reported, answers=len(answers), left=before - info()[0])
 """
-    told = recorded(CALLED_BACK + script)
-    result, answers = told["told"]
+    reported = recorded(CALLED_BACK + script)
+    result, answers = reported["reported"]
     assert result == LIMIT_MIB * MIB
     assert answers == [LIMIT_MIB * MIB if callback == "asks" else SUCCESS]
-    assert told["left"] == 64 * MIB, "what is freed in there is not looked at again, and never credited early"
+    assert reported["left"] == 64 * MIB, "what is freed in there is not looked at again, and never credited early"
 
 
 @pytest.mark.parametrize("symbol", ["cuEventQuery", "cuEventCreate", "cuEventElapsedTime"])
@@ -711,9 +713,9 @@ def work():
         spin(function, 1000)
         must("cuCtxSynchronize")
     return SUCCESS
-tell(told=with_callback({symbol.encode()!r}, launches, work))
+tell(reported=with_callback({symbol.encode()!r}, launches, work))
 """
-    result, answers = recorded(CALLED_BACK + script, sm_percent=60)["told"]
+    result, answers = recorded(CALLED_BACK + script, sm_percent=60)["reported"]
     assert result == SUCCESS
     assert set(answers) == {SUCCESS}
 
@@ -738,7 +740,7 @@ def tiles(*handles, resource, operation=1):
 
 @pytest.mark.parametrize("suffix", ["", "_ptsz"])
 def test_memory_in_sparse_array_is_charged_until_array_is_destroyed(recorded, suffix):
-    told = recorded(
+    reported = recorded(
         f"SUFFIX = {suffix!r}\n"
         + SPARSE
         + """
@@ -758,15 +760,15 @@ must("cuArrayDestroy", other)
 tell(released=released, unmapped=unmapped, one_gone=one_gone, left=before - info()[0])
 """
     )
-    assert told["released"] == told["unmapped"] == 512 * MIB
-    assert told["one_gone"] == pytest.approx(256 * MIB, abs=4096), "the arrays themselves are small"
-    assert told["left"] <= 0
+    assert reported["released"] == reported["unmapped"] == 512 * MIB
+    assert reported["one_gone"] == pytest.approx(256 * MIB, abs=4096), "the arrays themselves are small"
+    assert reported["left"] <= 0
 
 
 @pytest.mark.parametrize("suffix", ["", "_ptsz"])
 def test_handle_released_during_map_of_array_leaves_memory_charged(recorded, suffix):
     """Another thread releases it while the driver maps; as a driver calls back, so that the order is sure."""
-    told = recorded(
+    reported = recorded(
         f"SUFFIX = {suffix!r}\n"
         + SPARSE
         + CALLED_BACK
@@ -775,25 +777,25 @@ one, before = array(), info()[0]
 handle = create_physical(256 * MIB)[1]
 def releases():
     answers.append(call("cuMemRelease", handle))
-told = with_callback(b"cuMemMapArrayAsync" + SUFFIX.encode(), releases, lambda: tiles(handle, resource=one))
+reported = with_callback(b"cuMemMapArrayAsync" + SUFFIX.encode(), releases, lambda: tiles(handle, resource=one))
 held = before - info()[0]
 must("cuArrayDestroy", one)
 recording.recording_fail((" cuMemMapArrayAsync" + SUFFIX + " ").encode(), 1)
 other, handle = array(), create_physical(256 * MIB)[1]
 tried = call("cuMemMapArrayAsync" + SUFFIX, (MapInfo * 1)(MapInfo(resource=other, operation=1, handle=handle)), 1, 0)
 must("cuMemRelease", handle)
-tell(told=told, held=held, tried=tried, left=before - info()[0])
+tell(reported=reported, held=held, tried=tried, left=before - info()[0])
 """
     )
-    assert told["told"] == [None, [SUCCESS]]
-    assert told["held"] == 256 * MIB
-    assert told["tried"] == INVALID_VALUE
-    assert told["left"] <= 4096, "a map that fails holds nothing"
+    assert reported["reported"] == [None, [SUCCESS]]
+    assert reported["held"] == 256 * MIB
+    assert reported["tried"] == INVALID_VALUE
+    assert reported["left"] <= 4096, "a map that fails holds nothing"
 
 
 @pytest.mark.parametrize("call", ["cuGLCtxCreate", "cuGLCtxCreate_v2", "cuVDPAUCtxCreate", "cuVDPAUCtxCreate_v2"])
 def test_contexts_for_graphics_are_part_of_the_limit(recorded, call):
-    told = recorded(
+    reported = recorded(
         f"""
 before = info()[0]
 made = ctypes.c_uint64(0x1000)
@@ -807,11 +809,11 @@ tell(result=result, taken=taken, refused=refused, reached=[name.decode() for nam
         memory_mib=1024,
         context_bytes=500 * MIB,
     )
-    assert told == {"result": 0, "taken": 500 * MIB, "refused": OUT_OF_MEMORY, "reached": []}
+    assert reported == {"result": 0, "taken": 500 * MIB, "refused": OUT_OF_MEMORY, "reached": []}
 
 
 def test_checkpointed_process_returns_only_to_its_former_device(recorded):
-    told = recorded(
+    reported = recorded(
         """
 class Pair(ctypes.Structure):  # CUcheckpointGpuPair
     _fields_ = (("old", ctypes.c_ubyte * 16), ("new", ctypes.c_ubyte * 16))
@@ -824,4 +826,4 @@ def restored(*pairs):
 tell(results=[call("cuCheckpointProcessRestore", 1, None), restored((here, here)), restored((here, here), (here, there))])
 """
     )
-    assert told == {"results": [0, 0, NOT_PERMITTED]}
+    assert reported == {"results": [0, 0, NOT_PERMITTED]}

@@ -348,7 +348,7 @@ def test_unlimited_launches_are_counted_when_thread_waits_or_made_many(node):
         change(container, sm_percent=99)
         before = counted()
         program.ask("2000 1")
-        assert before + 1000 < counted() <= before + 2000, "those of the last batch are told with the next"
+        assert before + 1000 < counted() <= before + 2000, "those of the last batch are reported with the next"
         used = container.snapshot().slots[0].devices[0]
     assert used.busy_ns > 0
 
@@ -621,7 +621,7 @@ input()
     with container.start_python(PROGRAM + script) as program:
         program.listen()
         first, second = container.snapshot().slots[0].devices[:2]
-    assert 70 < first.launches <= 80, "those of the last batch are told with the next"
+    assert 70 < first.launches <= 80, "those of the last batch are reported with the next"
     assert 50 < second.launches <= 60
 
 

@@ -231,9 +231,9 @@ for _ in range(ROUNDS):
 @pytest.mark.parametrize("seed", range(6))
 def test_random_histories_never_hold_more_than_is_charged(node, container, seed):
     script = RANDOM.replace("SEED", str(random.Random(seed).randrange(2**31))).replace("ROUNDS", str(ROUNDS))
-    told: list[Any] = []
+    reported: list[Any] = []
     with container.start_python(PROGRAM + script) as program:
         for _ in range(ROUNDS):
-            told.append(program.listen())
-            assert LIMIT_MIB * MIB >= container.line_bytes() >= node.physical_used_bytes(node.uuids[0]), told
+            reported.append(program.listen())
+            assert LIMIT_MIB * MIB >= container.line_bytes() >= node.physical_used_bytes(node.uuids[0]), reported
             program.tell("")

@@ -228,10 +228,10 @@ pieces = [alloc(MIB)[0] for _ in range({LIMIT_MIB})]
 tell(asked=asked, arenas=arenas.value, held=pieces.count(0), refused=set(pieces) == {{0, 2}})
 """
     for order in orders(container, library):
-        told = container.python(PROGRAM + script, env={"LD_PRELOAD": order})
-        assert told.status == 0, told.stderr
-        assert told.last | {"arenas": 0} == {"asked": 0, "arenas": 0, "held": LIMIT_MIB - CONTEXT_MIB, "refused": True}
-        assert told.last["arenas"] > 0
+        reported = container.python(PROGRAM + script, env={"LD_PRELOAD": order})
+        assert reported.status == 0, reported.stderr
+        assert reported.last | {"arenas": 0} == {"asked": 0, "arenas": 0, "held": LIMIT_MIB - CONTEXT_MIB, "refused": True}
+        assert reported.last["arenas"] > 0
 
 
 DEFAULT_USER = (

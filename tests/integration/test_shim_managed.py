@@ -53,7 +53,7 @@ def container(node: Node) -> Container:
     return node.container(LIMIT_MIB, LIMIT_MIB)
 
 
-def told(container: Container, script: str) -> dict:
+def reported(container: Container, script: str) -> dict:
     answer = container.python(PROGRAM + script)
     assert answer.status == 0, answer
     return answer.last
@@ -117,7 +117,7 @@ def move(first, size, device):
 tell(whole_pages=move(0, 16 * MIB, 1), again=move(0, 16 * MIB, 1), half_a_page=move(17 * MIB, MIB, 1), rest=move(16 * MIB, 48 * MIB, 1),
      back=move(0, 64 * MIB, 0))
 """
-    assert told(container, script) == {
+    assert reported(container, script) == {
         "whole_pages": [48, 16], "again": [48, 16], "half_a_page": [48, 18], "rest": [0, 64], "back": [64, 0],
     }  # fmt: skip
 
@@ -146,7 +146,7 @@ must("cuMemAlloc_v2", ctypes.byref(out()), info()[0])
 results.append(advise(large, 1400 * MIB, PREFERRED, 1, {suffix!r}))
 tell(results=results, both=both, kept=kept)
 """
-    got = told(container, script)
+    got = reported(container, script)
     assert got["results"] == [SUCCESS, SUCCESS, SUCCESS, OUT_OF_MEMORY, OUT_OF_MEMORY]
     assert got["both"] == got["kept"] == [600 * MIB, 600 * MIB], "a fault brings it back to the preferred device"
 
@@ -164,7 +164,7 @@ waiting = info()[0]
 must("cuStreamSynchronize", stream)
 tell(waiting=before[0] - waiting - code, passed=before[0] - info()[0] - code)
 """
-    assert told(container, script) == {"waiting": 600 * MIB, "passed": 0}
+    assert reported(container, script) == {"waiting": 600 * MIB, "passed": 0}
 
 
 def test_failed_prefetch_leaves_charges_as_they_were(container):
@@ -175,7 +175,7 @@ address = managed(64 * MIB)[1]
 result = call("cuMemPrefetchAsync_v2", address, 64 * MIB, Location(DEVICE, 1), 77, 0)
 tell(result=result, taken=[was - now for was, now in zip(before, free(0, 1))])
 """
-    answer = told(container, script)
+    answer = reported(container, script)
     assert answer["result"] != SUCCESS
     assert answer["taken"] == [64 * MIB, 0]
 

@@ -130,8 +130,8 @@ free = info()[0]
 results = [into("{name}", free + 1{flags})[0], into("{name}", free{flags})[0]]
 tell(free=free, results=results, left=info()[0])
 """
-    told = facts(container.python(PROGRAM + script))
-    assert told == {"free": (LIMIT_MIB + 1 - CONTEXT_MIB) * MIB + 512, "results": [OUT_OF_MEMORY, SUCCESS], "left": 0}
+    reported = facts(container.python(PROGRAM + script))
+    assert reported == {"free": (LIMIT_MIB + 1 - CONTEXT_MIB) * MIB + 512, "results": [OUT_OF_MEMORY, SUCCESS], "left": 0}
 
 
 def test_a_refusal_leaves_the_output_untouched_and_does_not_reach_the_driver(node, container):
@@ -140,8 +140,8 @@ start()
 result, address = alloc({LIMIT_MIB} * MIB)
 tell(result=result, address=address, untouched=UNTOUCHED, next=alloc(MIB)[0])
 """
-    told = facts(container.python(PROGRAM + script))
-    assert (told["result"], told["address"], told["next"]) == (OUT_OF_MEMORY, told["untouched"], SUCCESS)
+    reported = facts(container.python(PROGRAM + script))
+    assert (reported["result"], reported["address"], reported["next"]) == (OUT_OF_MEMORY, reported["untouched"], SUCCESS)
     (slot,) = container.snapshot().slots
     assert (slot.devices[0].refusals, slot.devices[0].last_refused_bytes) == (1, LIMIT_MIB * MIB)
 
@@ -176,10 +176,10 @@ taken = before - info()[0]
 must("cuMemFree_v2", address.value)
 tell(taken=taken, rows=pitch.value * 10000, left=before - info()[0])
 """
-    told = facts(container.python(PROGRAM + script))
-    assert told["rows"] > 40000
-    assert told["taken"] == -(-told["rows"] // (PAGE_MIB * MIB)) * PAGE_MIB * MIB
-    assert told["left"] == 0
+    reported = facts(container.python(PROGRAM + script))
+    assert reported["rows"] > 40000
+    assert reported["taken"] == -(-reported["rows"] // (PAGE_MIB * MIB)) * PAGE_MIB * MIB
+    assert reported["left"] == 0
 
 
 def test_rows_that_turn_out_wider_than_expected_are_charged_so_or_refused(node, tmp_path):
@@ -302,8 +302,8 @@ tell(results=results, taken=taken)
 input()
 """
     with container.start_python(PROGRAM + script) as program:
-        told = program.listen()
-        assert (told["results"], told["taken"]) == ([0] * 6, [6 * MIB, 0] * 3)  # 16 bytes for each thread that can be resident
+        reported = program.listen()
+        assert (reported["results"], reported["taken"]) == ([0] * 6, [6 * MIB, 0] * 3)  # 16 bytes for each thread that can be resident
         assert container.used_bytes() == node.physical_used_bytes(node.uuids[0])
 
 
@@ -343,13 +343,13 @@ result, address = alloc(256 * MIB)
 handle = (ctypes.c_ubyte * 64)()
 must("cuIpcGetMemHandle", handle, address)
 before = info()[0]
-told = imported({opening!r}, bytes(handle).hex())
-tell(told=told, left=before - info()[0])
+reported = imported({opening!r}, bytes(handle).hex())
+tell(reported=reported, left=before - info()[0])
 """
     answer = facts(container.python(PROGRAM + IMPORTER + script))
-    told = answer["told"]
-    assert (told["result"], told["closed"]) == (SUCCESS, SUCCESS)
-    assert set(told["free"]) == {(LIMIT_MIB - 256 - 2 * CONTEXT_MIB) * MIB}
+    reported = answer["reported"]
+    assert (reported["result"], reported["closed"]) == (SUCCESS, SUCCESS)
+    assert set(reported["free"]) == {(LIMIT_MIB - 256 - 2 * CONTEXT_MIB) * MIB}
     assert answer["left"] == 0
 
 
@@ -371,13 +371,13 @@ result, handle = into("cuMemCreate", 256 * MIB, ctypes.byref(prop), 0)
 file = ctypes.c_int()
 must("cuMemExportToShareableHandle", ctypes.byref(file), handle, 1, 0)
 before = info()[0]
-told = imported({importing!r}, file.value, files=[file.value])
+reported = imported({importing!r}, file.value, files=[file.value])
 must("cuMemRelease", handle)
-tell(told=told, given_back=info()[0] - before)
+tell(reported=reported, given_back=info()[0] - before)
 """
     answer = facts(container.python(PROGRAM + IMPORTER + script))
-    assert answer["told"]["results"] == [SUCCESS] * 4
-    assert set(answer["told"]["free"]) == {(LIMIT_MIB - 256 - 2 * CONTEXT_MIB) * MIB}
+    assert answer["reported"]["results"] == [SUCCESS] * 4
+    assert set(answer["reported"]["free"]) == {(LIMIT_MIB - 256 - 2 * CONTEXT_MIB) * MIB}
     assert answer["given_back"] == 256 * MIB
 
 
@@ -425,8 +425,8 @@ again, address = into("cuMemAllocFromPoolAsync", 512 * MIB, pool.value, 0)
 more, _ = into("cuMemAllocFromPoolAsync", 1024 * MIB, pool.value, 0)
 tell(results=[result, held, again, more], free=info()[0])
 """
-    told = facts(container.python(PROGRAM + script))
-    assert told == {"results": [0, 0, 0, OUT_OF_MEMORY], "free": 512 * MIB}, "the idle half serves, the other half goes back"
+    reported = facts(container.python(PROGRAM + script))
+    assert reported == {"results": [0, 0, 0, OUT_OF_MEMORY], "free": 512 * MIB}, "the idle half serves, the other half goes back"
 
 
 def test_a_request_larger_than_a_piece_does_not_make_the_pieces_larger(node):
@@ -457,12 +457,12 @@ def test_pool_fills_the_limit_in_blocks_of_any_size(container, kind, mib):
 A_POOL_AT_A_TIME = """
 start()
 for line in sys.stdin:
-    pool, props, held, told = out(), PoolProps(type=1, location_type=DEVICE), [], []
+    pool, props, held, reported = out(), PoolProps(type=1, location_type=DEVICE), [], []
     must("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(props))
     for size, freed in json.loads(line):
         free = info()[0]
         result, address = into("cuMemAllocFromPoolAsync", size, pool.value, 0)
-        told.append([result, size, free])
+        reported.append([result, size, free])
         held += [address] if result == SUCCESS else []
         if freed and held:
             must("cuMemFreeAsync", held.pop(freed % len(held)), 0)
@@ -470,7 +470,7 @@ for line in sys.stdin:
         must("cuMemFreeAsync", address, 0)
     must("cuStreamSynchronize", 0)
     must("cuMemPoolDestroy", pool.value)
-    tell(told=told)
+    tell(reported=reported)
 """
 """For each line, a list of sizes and of what is freed after each (0: nothing), what a new pool answered and what was free before that."""
 
@@ -484,7 +484,7 @@ def test_pool_refuses_only_when_whole_pieces_exceed_limit(container):
         @given(st.lists(st.tuples(sizes, st.integers(0, 7)), max_size=25))
         def check(requests):
             piece = PIECE_MIB * MIB
-            for result, size, free in program.ask(json.dumps(requests))["told"]:
+            for result, size, free in program.ask(json.dumps(requests))["reported"]:
                 assert result in (SUCCESS, OUT_OF_MEMORY)
                 assert result == SUCCESS or free < -(-size // piece) * piece, (size, free)
             assert container.line_bytes() <= LIMIT_MIB * MIB
@@ -523,7 +523,7 @@ def in_pieces(container, script: str):
 
 @pytest.mark.parametrize("kernel_us", [0, 200_000], ids=["idle stream", "busy stream"])
 def test_pool_memory_for_refused_allocation_is_returned_before_reply(container, kernel_us):
-    told = in_pieces(
+    reported = in_pieces(
         container,
         f"""
 if {kernel_us}:
@@ -534,11 +534,11 @@ tell(results=[result for result, _ in blocks + [rest]], refused=result, untouche
 """,
     )
     idle = 28 * MIB
-    assert told == {"results": [0] * 7, "refused": OUT_OF_MEMORY, "untouched": True, "more": -idle, "free": idle}
+    assert reported == {"results": [0] * 7, "refused": OUT_OF_MEMORY, "untouched": True, "more": -idle, "free": idle}
 
 
 def test_refusal_does_not_wait_for_stream_waiting_for_program(container):
-    told = in_pieces(
+    reported = in_pieces(
         container,
         """
 gate = threading.Event()
@@ -553,14 +553,14 @@ again = info()[0]
 tell(refused=result, took=took, free=free, again=again, more=device_lost() - before)
 """,
     )
-    assert told["refused"] == OUT_OF_MEMORY
-    assert told["took"] < 5
+    assert reported["refused"] == OUT_OF_MEMORY
+    assert reported["took"] < 5
     idle = 28 * MIB
-    assert (told["free"], told["again"], told["more"]) == (0, idle, -idle), "back at the next call that looks"
+    assert (reported["free"], reported["again"], reported["more"]) == (0, idle, -idle), "back at the next call that looks"
 
 
 def test_idle_pool_pieces_are_released_before_allocation_is_refused(container):
-    told = in_pieces(
+    reported = in_pieces(
         container,
         """
 for _, address in blocks[3::2]:
@@ -569,7 +569,7 @@ result, address = into("cuMemAllocAsync", 40 * MIB, busy)
 tell(result=result, kept=device_lost() - before + info()[0])
 """,
     )
-    assert told == {"result": SUCCESS, "kept": 0}
+    assert reported == {"result": SUCCESS, "kept": 0}
 
 
 def test_memory_freed_in_stream_order_is_credited_when_stream_gets_there(container):
@@ -697,8 +697,8 @@ refused = into("cuMemCreate", {LIMIT_MIB} * MIB, ctypes.byref(prop), 0)[0]
 prop.location_id = 1 << 8  # the device's second domain, which it has not
 tell(steps=steps, refused=refused, missing=into("cuMemCreate", 64 * MIB, ctypes.byref(prop), 0)[0])
 """
-    told = facts(container.python(PROGRAM + script))
-    assert told == {"steps": [64 * MIB, 64 * MIB, 0], "refused": OUT_OF_MEMORY, "missing": INVALID_VALUE}
+    reported = facts(container.python(PROGRAM + script))
+    assert reported == {"steps": [64 * MIB, 64 * MIB, 0], "refused": OUT_OF_MEMORY, "missing": INVALID_VALUE}
 
 
 def test_a_managed_pool_without_a_place_is_the_current_devices(container):
@@ -778,12 +778,12 @@ tell(left=before - info()[0])
 input()
 """
     with container.start_python(PROGRAM + script) as program:
-        told = program.listen()
-        taken = [step for step in told["steps"] if step[0] == SUCCESS]
+        reported = program.listen()
+        taken = [step for step in reported["steps"] if step[0] == SUCCESS]
         assert taken[0] == [SUCCESS, 640]
-        assert {step[0] for step in told["steps"]} <= {SUCCESS, OUT_OF_MEMORY}
+        assert {step[0] for step in reported["steps"]} <= {SUCCESS, OUT_OF_MEMORY}
         assert node.physical_used_bytes(node.uuids[0]) <= LIMIT_MIB * MIB
-        assert told["dead"] == [INVALID_VALUE, INVALID_VALUE]
+        assert reported["dead"] == [INVALID_VALUE, INVALID_VALUE]
         assert program.listen() == {"left": 0}
 
 
@@ -801,8 +801,8 @@ tell(made=made, result=result)
 input()
 """
     with container.start_python(PROGRAM + script) as program:
-        told = program.listen()
-        assert told["result"] == OUT_OF_MEMORY
+        reported = program.listen()
+        assert reported["result"] == OUT_OF_MEMORY
         assert node.physical_used_bytes(node.uuids[0]) == container.line_bytes() <= LIMIT_MIB * MIB
 
 
@@ -827,15 +827,15 @@ else:
 tell(result=result, taken=before - info()[0])
 """
     refused = " cuArrayGetMemoryRequirements cuMipmappedArrayGetMemoryRequirements "
-    told = facts(silent.python(PROGRAM + script, env={"RECORDED_DRIVER": str(simulated), "RECORDED_REFUSES": refused}))
+    reported = facts(silent.python(PROGRAM + script, env={"RECORDED_DRIVER": str(simulated), "RECORDED_REFUSES": refused}))
     first, second = 2048 * 104, 1024 * 56
-    assert told == {"result": SUCCESS, "taken": first + (second if mipmapped else 0)}
+    assert reported == {"result": SUCCESS, "taken": first + (second if mipmapped else 0)}
 
 
 def test_an_address_that_was_never_charged_is_the_drivers_to_judge(container):
     script = "start()\nfree=info()[0]\ntell(results=[call('cuMemFree_v2', 4096), call('cuMemFree_v2', 0)], same=free==info()[0])"
-    told = facts(container.python(PROGRAM + script))
-    assert told == {"results": [INVALID_VALUE, SUCCESS], "same": True}
+    reported = facts(container.python(PROGRAM + script))
+    assert reported == {"results": [INVALID_VALUE, SUCCESS], "same": True}
 
 
 def test_physical_memory_stays_charged_while_any_handle_or_mapping_of_it_lives(container):
@@ -1008,8 +1008,8 @@ sys.stdin.readline()
         assert program.listen() == {"works": True}
         inject = [node.build / "bin/aliquot-sim", "inject", "ecc", "uncorrected", "1", "--gpu", "0", "--dir", node.directory]
         subprocess.run(inject, check=True, stdout=subprocess.DEVNULL)
-        told = program.ask("end")
-        assert told["fault"] == told["end"] != SUCCESS
+        reported = program.ask("end")
+        assert reported["fault"] == reported["end"] != SUCCESS
         assert container.line_bytes() == 0
         assert container.snapshot().slots[0].devices[0].contexts == 0
         assert program.ask("again") == {"rest": SUCCESS}
@@ -1031,8 +1031,8 @@ before = info()[0]
 refused = call({end!r}, context)
 tell(refused=refused != SUCCESS, left=before - info()[0])
 """
-    told = facts(container.python(PROGRAM + script, env={"RECORDED_DRIVER": str(simulated), "RECORDED_REFUSES": f" {end} "}))
-    assert told == {"refused": True, "left": 0}
+    reported = facts(container.python(PROGRAM + script, env={"RECORDED_DRIVER": str(simulated), "RECORDED_REFUSES": f" {end} "}))
+    assert reported == {"refused": True, "left": 0}
 
 
 def test_releasing_one_of_two_references_keeps_the_primary_context(container):

@@ -42,7 +42,7 @@ def container(node: Node) -> Container:
     return node.container(LIMIT_MIB)
 
 
-def told(container: Container, script: str) -> dict:
+def reported(container: Container, script: str) -> dict:
     answer = container.python(PROGRAM + script)
     assert answer.status == 0, answer
     return answer.last
@@ -66,7 +66,7 @@ loaded = taken(before)
 must("cuModuleUnload", module)
 tell(result=result, loaded=loaded, left=taken(before))
 """
-    assert told(container, script) == {"result": SUCCESS, "loaded": CODE_BYTES, "left": 0}
+    assert reported(container, script) == {"result": SUCCESS, "loaded": CODE_BYTES, "left": 0}
 
 
 def test_region_separates_modules_and_agrees_with_driver(node, container):
@@ -85,7 +85,7 @@ must("cuMemAlloc_v2", ctypes.byref(out()), info()[0])
 result, module = load()
 tell(result=result, untouched=module == UNTOUCHED, free=info()[0])
 """
-    assert told(container, script) == {"result": OUT_OF_MEMORY, "untouched": True, "free": 0}
+    assert reported(container, script) == {"result": OUT_OF_MEMORY, "untouched": True, "free": 0}
     (slot,) = container.snapshot().slots
     assert slot.devices[0].refusals == 1
 
@@ -141,7 +141,7 @@ sys.stdin.read()
 def test_without_output_pointer_no_uncharged_object_is_created(node, make):
     container = node.container(LIMIT_MIB)
     script = f"start()\nresult = {make}\ntell(result=result)\nsys.stdin.read()"
-    bare = told(node.container(LIMIT_MIB, interposition="none"), script.replace("sys.stdin.read()", ""))
+    bare = reported(node.container(LIMIT_MIB, interposition="none"), script.replace("sys.stdin.read()", ""))
     with container.start_python(PROGRAM + script) as program:
         assert program.listen() == bare
         assert container.line_bytes() == node.physical_used_bytes(node.uuids[0]) == CONTEXT_MIB * MIB
@@ -153,7 +153,7 @@ start()
 before = info()[0]
 tell(result=into("cuModuleLoadData", b"no code here")[0], taken=taken(before))
 """
-    assert told(container, script) == {"result": 218, "taken": 0}  # CUDA_ERROR_INVALID_PTX
+    assert reported(container, script) == {"result": 218, "taken": 0}  # CUDA_ERROR_INVALID_PTX
 
 
 def test_modules_end_with_their_context(container):
@@ -168,7 +168,7 @@ must("cuCtxDestroy_v2", context.value)
 use(0)
 tell(left=taken(before))
 """
-    assert told(container, script) == {"left": 0}
+    assert reported(container, script) == {"left": 0}
     assert container.snapshot().slots[0].devices[0].module_bytes == 0
 
 
@@ -187,7 +187,7 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 tell(taken=taken(before))
 """
-    assert told(container, script) == {"taken": 4 * 5 * CODE_BYTES}
+    assert reported(container, script) == {"taken": 4 * 5 * CODE_BYTES}
 
 
 def test_memory_taken_by_others_meanwhile_is_not_charged_to_modules(node, container):
@@ -203,7 +203,7 @@ tell(loaded=loaded, left=taken(before))
 """
     with node.container(LIMIT_MIB).start_python(PROGRAM + busy) as neighbour:
         neighbour.listen()
-        answer = told(container, script)
+        answer = reported(container, script)
     assert answer["left"] == 0
     assert answer["loaded"] <= 200 * CODE_BYTES
     # What a neighbour frees in the same instant can hide the last few modules, until the agent's overhead figure has them.
@@ -220,7 +220,7 @@ first = taken(before)
 load()
 tell(first=first, both=taken(before))
 """
-    assert told(container, script) == {"first": CODE_BYTES, "both": 2 * CODE_BYTES}
+    assert reported(container, script) == {"first": CODE_BYTES, "both": 2 * CODE_BYTES}
 
 
 def without_nvml(node):
@@ -241,7 +241,7 @@ loaded = taken(before)
 must("cuModuleUnload", module)
 tell(loaded=loaded, left=taken(before))
 """
-    assert told(container, script) == {"loaded": CODE_BYTES, "left": 0}
+    assert reported(container, script) == {"loaded": CODE_BYTES, "left": 0}
 
 
 @pytest.mark.parametrize(("mib", "result"), [(900, SUCCESS), (3000, OUT_OF_MEMORY)])
@@ -257,7 +257,7 @@ if not result:
     must("cuModuleUnload", module)
 tell(result=result, loaded=loaded, left=taken(before))
 """
-    answer = told(container, script)
+    answer = reported(container, script)
     assert answer.pop("loaded") in ([mib * MIB + code for code in WITH_CODE] if result == SUCCESS else [0])
     assert answer == {"result": result, "left": 0}
 
@@ -307,7 +307,7 @@ result, library = {load}
 loaded = taken(before)
 tell(early=early, result=result, loaded=loaded, unloaded=call("cuLibraryUnload", library), left=taken(before))
 """
-    assert told(container, script) == {"early": SUCCESS, "result": SUCCESS, "loaded": 0, "unloaded": SUCCESS, "left": 0}
+    assert reported(container, script) == {"early": SUCCESS, "result": SUCCESS, "loaded": 0, "unloaded": SUCCESS, "left": 0}
 
 
 # --- what is loaded later -----------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ asked = taken(before)
 must("cuLibraryUnload", handle)
 tell(results=results, loaded=loaded, asked=asked - 900 * MIB, left=taken(before))
 """
-    answer = told(container, LIBRARY + script)
+    answer = reported(container, LIBRARY + script)
     assert answer.pop("asked") in WITH_CODE
     assert answer == {"results": [SUCCESS] * 2, "loaded": 0, "left": 0}
 
@@ -386,7 +386,7 @@ first = [variable(handle)[0], ask()]
 alloc(info()[0])
 tell(first=first, full=info()[0], again=ask())
 """
-    assert told(container, LIBRARY + script) == {"first": [SUCCESS, SUCCESS], "full": 0, "again": SUCCESS}
+    assert reported(container, LIBRARY + script) == {"first": [SUCCESS, SUCCESS], "full": 0, "again": SUCCESS}
 
 
 @pytest.mark.parametrize("ask", ["variable(handle)[0]", 'call("cuModuleEnumerateFunctions", functions, 4, module)'])
@@ -403,6 +403,6 @@ second = other - info()[0]
 use(0)
 tell(result=result, second=second - 64 * MIB, first=taken(before))
 """
-    answer = told(container, LIBRARY + script)
+    answer = reported(container, LIBRARY + script)
     assert answer.pop("second") in WITH_CODE
     assert answer == {"result": SUCCESS, "first": 0}

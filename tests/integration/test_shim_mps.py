@@ -22,12 +22,12 @@ import ctypes
 import pynvml as n
 n.nvmlInit()
 h = n.nvmlDeviceGetHandleByIndex(0)
-def told(processes):
+def reported(processes):
     return sorted([p.pid, p.usedGpuMemory] for p in processes)
 def of(kind):
-    return [told(getattr(n, f"nvmlDeviceGet{kind}RunningProcesses{version}")(h)) for version in ("", "_v2", "_v3")]
+    return [reported(getattr(n, f"nvmlDeviceGet{kind}RunningProcesses{version}")(h)) for version in ("", "_v2", "_v3")]
 def details(mode):
-    return told(n.nvmlDeviceGetRunningProcessDetailList(h, n.nvmlProcessDetailList_v1, mode))
+    return reported(n.nvmlDeviceGetRunningProcessDetailList(h, n.nvmlProcessDetailList_v1, mode))
 tell(compute=of("Compute"), mps=of("MPSCompute"), details={mode: details(getattr(n, f"NVML_PROCESS_MODE_{mode}")) for mode in (
     "COMPUTE", "GRAPHICS", "MPS", "ALL")})
 """
@@ -106,7 +106,7 @@ tell(gpu=n.nvmlDeviceGetUtilizationRates(h).gpu, pids=[s.pid for s in n.nvmlDevi
         client.listen()
         for _ in range(2):
             client.listen()
-        told, pid = container.python(look).last, client.process.pid
+        reported, pid = container.python(look).last, client.process.pid
         assert stranger.python(look).status != 0, "no samples of its own"
-    assert told["pids"] == [pid]
-    assert 15 < told["gpu"] < 45
+    assert reported["pids"] == [pid]
+    assert 15 < reported["gpu"] < 45

@@ -55,8 +55,10 @@ def test_each_namespace_sees_its_own_pids(container):
         seen["a third"] = looked(container.python(LOOK, behind=unshare))
         all_of_them = sorted([outer.process.pid, pid_of_first(one), pid_of_first(other)])
     known = {"outer": all_of_them, "one": [FIRST], "other": [FIRST], "a third": []}
-    assert {name: told["lists"] for name, told in seen.items()} == {name: [pids] * LISTS for name, pids in known.items()}
-    assert {told["used"] for told in seen.values()} == {3 * CONTEXT_MIB * MIB}, "what the container uses does not depend on who asks"
+    assert {name: reported["lists"] for name, reported in seen.items()} == {name: [pids] * LISTS for name, pids in known.items()}
+    assert {reported["used"] for reported in seen.values()} == {3 * CONTEXT_MIB * MIB}, (
+        "what the container uses does not depend on who asks"
+    )
 
 
 def test_samples_too_have_the_pids_that_the_caller_knows(container):

@@ -54,7 +54,7 @@ def virtual_bytes(container: Container) -> int:
     return container.snapshot().line_virtual_bytes[0]
 
 
-def told(container: Container, script: str) -> dict:
+def reported(container: Container, script: str) -> dict:
     answer = container.python(PROGRAM + script)
     assert answer.status == 0, answer
     return answer.last
@@ -81,7 +81,7 @@ start()
 small, large = alloc(64 * MIB)[1], alloc(1024 * MIB)[1]
 tell(small=is_managed(small), large=is_managed(large), preferred=preferred(large, 1024 * MIB))
 """
-    assert told(container, script) == {"small": False, "large": True, "preferred": 0}
+    assert reported(container, script) == {"small": False, "large": True, "preferred": 0}
 
 
 def test_block_above_guarantee_may_use_rest_of_whole_limit(container):
@@ -90,7 +90,7 @@ start()
 result, address = alloc(info()[0])
 tell(result=result, managed=is_managed(address), free=info()[0], next=alloc(1)[0])
 """
-    assert told(container, script) == {"result": SUCCESS, "managed": True, "free": 0, "next": OUT_OF_MEMORY}
+    assert reported(container, script) == {"result": SUCCESS, "managed": True, "free": 0, "next": OUT_OF_MEMORY}
 
 
 def test_a_refusal_leaves_the_output_untouched_and_charges_nothing(container):
@@ -100,7 +100,7 @@ result, address = alloc({CEILING_MIB} * MIB)
 tell(result=result, untouched=address == UNTOUCHED, huge=alloc(2**64 - 1)[0], free=info()[0])
 """
     free = (CEILING_MIB - CONTEXT_MIB) * MIB
-    assert told(container, script) == {"result": OUT_OF_MEMORY, "untouched": True, "huge": OUT_OF_MEMORY, "free": free}
+    assert reported(container, script) == {"result": OUT_OF_MEMORY, "untouched": True, "huge": OUT_OF_MEMORY, "free": free}
 
 
 def test_without_host_memory_allocation_fails_and_nothing_stays_charged(node):
@@ -112,7 +112,7 @@ results = [alloc(2**50), into("cuMemAllocManaged", 2**50, 1)]
 small, _ = alloc(MIB)
 tell(results=results, left=before - info()[0], small=small)
 """
-    told_of = told(container, script)
+    told_of = reported(container, script)
     assert told_of == {"results": [[OUT_OF_MEMORY, 0xDEADBEEF]] * 2, "left": MIB, "small": SUCCESS}
     assert virtual_bytes(container) == 0
 
@@ -123,7 +123,7 @@ start()
 must("cuMemAllocManaged", ctypes.byref(out()), 1024 * MIB, 1)
 tell(managed=is_managed(alloc(256 * MIB)[1]))
 """
-    assert told(container, script) == {"managed": False}
+    assert reported(container, script) == {"managed": False}
 
 
 @pytest.mark.parametrize("kind", ["pitch", "async", "pool", "vmm", "array", "mipmap", "graph", "ctx"])
@@ -243,7 +243,7 @@ must("cuDeviceTotalMem_v2", ctypes.byref(total), 0)
 alloc(1024 * MIB)
 tell(info=info(), total=total.value)
 """
-    answer = told(container, script)
+    answer = reported(container, script)
     assert answer == {"info": [(CEILING_MIB - 24 - CONTEXT_MIB - 1024) * MIB, CEILING_MIB * MIB], "total": CEILING_MIB * MIB}
 
 
@@ -272,7 +272,7 @@ before = bytes(handle)
 refused = call("cuIpcGetMemHandle", handle, managed)
 tell(refused=refused, untouched=bytes(handle) == before, device=call("cuIpcGetMemHandle", handle, device))
 """
-    assert told(container, script) == {"refused": NOT_SUPPORTED, "untouched": True, "device": SUCCESS}
+    assert reported(container, script) == {"refused": NOT_SUPPORTED, "untouched": True, "device": SUCCESS}
 
 
 @pytest.mark.parametrize("ceiling_mib", [0, GUARANTEE_MIB], ids=["none", "no higher than the guarantee"])
@@ -308,4 +308,4 @@ def test_devices_of_one_container_may_differ(node):
     both = Limits((*limits(node).devices, replace(limits(node).devices[0], uuid=node.uuids[1], burst_bytes=0)))
     container = node.container_with(both)
     script = "start()\nfirst = alloc(1024 * MIB)[0]\nuse(1)\ntell(first=first, second=alloc(1024 * MIB)[0])"
-    assert told(container, script) == {"first": SUCCESS, "second": OUT_OF_MEMORY}
+    assert reported(container, script) == {"first": SUCCESS, "second": OUT_OF_MEMORY}

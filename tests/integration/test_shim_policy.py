@@ -197,7 +197,9 @@ tell(seconds=time.monotonic() - begun)
     burst, per_second = 30, 3
     assert burst < len(lines) <= burst + per_second * (answer.last["seconds"] + 1)
     left_out = [
-        int(told.group(1)) for line in lines if (told := re.search(r"\((\d+) similar lines before this one were not printed\)$", line))
+        int(reported.group(1))
+        for line in lines
+        if (reported := re.search(r"\((\d+) similar lines before this one were not printed\)$", line))
     ]
     assert len(lines) + sum(left_out) == 5001
 

@@ -53,8 +53,8 @@ before = info()
 alloc(100 * MIB)
 tell(device=total.value, total=before[1], free=before[0], taken=before[0] - info()[0])
 """
-    told = facts(container.python(PROGRAM + script))
-    assert told == {"device": LIMIT_MIB * MIB, "total": LIMIT_MIB * MIB, "free": (LIMIT_MIB - CONTEXT_MIB) * MIB, "taken": 100 * MIB}
+    reported = facts(container.python(PROGRAM + script))
+    assert reported == {"device": LIMIT_MIB * MIB, "total": LIMIT_MIB * MIB, "free": (LIMIT_MIB - CONTEXT_MIB) * MIB, "taken": 100 * MIB}
 
 
 def test_a_limit_above_the_device_shows_the_device(node):
@@ -84,14 +84,14 @@ def test_a_program_may_ask_for_one_of_the_two_alone(node, container, name, asked
 start()
 both = {{"free": ctypes.c_uint64(0), "total": ctypes.c_uint64(0)}}
 result = call({name!r}, *(ctypes.byref(value) if what in {asked} else None for what, value in both.items()))
-tell(result=result, told={{what: value.value for what, value in both.items() if value.value}})
+tell(result=result, reported={{what: value.value for what, value in both.items() if value.value}})
 """
     bare = facts(node.container(LIMIT_MIB, interposition="none").python(PROGRAM + script))
     wide = {"free": (LIMIT_MIB - CONTEXT_MIB) * MIB, "total": LIMIT_MIB * MIB}
     most = 2**32 - 1 if name == "cuMemGetInfo" else 2**64
     assert facts(container.python(PROGRAM + script)) == {
         "result": bare["result"],
-        "told": {what: min(wide[what], most) for what in asked},
+        "reported": {what: min(wide[what], most) for what in asked},
     }
 
 
@@ -105,10 +105,10 @@ def test_nvml_shows_the_share(container):
 v1, v2 = n.nvmlDeviceGetMemoryInfo(h), n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2)
 tell(v1=[v1.total, v1.used, v1.free], v2=[v2.total, v2.used, v2.free, v2.reserved])
 """
-        told = facts(container.python(PROGRAM + NVML + script))
+        reported = facts(container.python(PROGRAM + NVML + script))
     used = (100 + CONTEXT_MIB) * MIB
-    assert told["v1"] == [LIMIT_MIB * MIB, used, LIMIT_MIB * MIB - used]
-    assert told["v2"] == [*told["v1"], 0]
+    assert reported["v1"] == [LIMIT_MIB * MIB, used, LIMIT_MIB * MIB - used]
+    assert reported["v2"] == [*reported["v1"], 0]
 
 
 def test_a_program_that_opens_nvml_after_cuda_is_shown_the_share_too(node, container):
@@ -116,8 +116,8 @@ def test_a_program_that_opens_nvml_after_cuda_is_shown_the_share_too(node, conta
     look = "tell(total=n.nvmlDeviceGetMemoryInfo(h).total, pids=[p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(h)], me=os.getpid())"
     script = f"start()\n{NVML}{look}"
     with node.container(LIMIT_MIB).repl():
-        told = facts(container.python(PROGRAM + script))
-    assert told == {"total": LIMIT_MIB * MIB, "pids": [told["me"]], "me": told["me"]}
+        reported = facts(container.python(PROGRAM + script))
+    assert reported == {"total": LIMIT_MIB * MIB, "pids": [reported["me"]], "me": reported["me"]}
 
 
 def test_nvml_lists_the_containers_own_processes_and_no_others(node, container):
@@ -129,9 +129,9 @@ tell(lists=[[[p.pid, p.usedGpuMemory] for p in get(h)] for get in (
     n.nvmlDeviceGetComputeRunningProcesses, n.nvmlDeviceGetComputeRunningProcesses_v2, n.nvmlDeviceGetComputeRunningProcesses_v3,
     n.nvmlDeviceGetGraphicsRunningProcesses, n.nvmlDeviceGetMPSComputeRunningProcesses)])
 """
-        told = facts(container.python(PROGRAM + NVML + script))
+        reported = facts(container.python(PROGRAM + NVML + script))
         own = sorted([[first.process.pid, (100 + CONTEXT_MIB) * MIB], [second.process.pid, CONTEXT_MIB * MIB]])
-    assert [sorted(processes) for processes in told["lists"]] == [own, own, own, [], []]
+    assert [sorted(processes) for processes in reported["lists"]] == [own, own, own, [], []]
 
 
 def test_nvml_shows_what_the_driver_took_as_used(node):
@@ -139,9 +139,11 @@ def test_nvml_shows_what_the_driver_took_as_used(node):
     limit = DeviceLimit(node.uuids[0], LIMIT_MIB * MIB, overhead_bytes=64 * MIB)
     container = node.container_with(Limits((limit,)))
     with container.repl():
-        told = facts(container.python(PROGRAM + NVML + "m = n.nvmlDeviceGetMemoryInfo(h)\ntell(total=m.total, used=m.used, free=m.free)"))
+        reported = facts(
+            container.python(PROGRAM + NVML + "m = n.nvmlDeviceGetMemoryInfo(h)\ntell(total=m.total, used=m.used, free=m.free)")
+        )
     used = (CONTEXT_MIB + 64) * MIB
-    assert told == {"total": LIMIT_MIB * MIB, "used": used, "free": LIMIT_MIB * MIB - used}
+    assert reported == {"total": LIMIT_MIB * MIB, "used": used, "free": LIMIT_MIB * MIB - used}
 
 
 NEWER_LISTS = """
@@ -158,8 +160,8 @@ def test_the_newer_lists_too_show_the_containers_own_processes_and_no_others(nod
     with container.start(command) as own, stranger.start(command) as other:
         own.listen()
         other.listen()
-        told, held = facts(container.python(PROGRAM + NVML + NEWER_LISTS)), container.used_bytes()
-    assert told == {"details": [[own.process.pid, held]], "graphics": 0, "uses": [own.process.pid]}
+        reported, held = facts(container.python(PROGRAM + NVML + NEWER_LISTS)), container.used_bytes()
+    assert reported == {"details": [[own.process.pid, held]], "graphics": 0, "uses": [own.process.pid]}
 
 
 ARRAYS = """
@@ -168,24 +170,24 @@ def filled(entry):
     array = (entry * ROOM)()
     ctypes.memset(array, UNTOUCHED, ctypes.sizeof(array))
     return array
-def answer(name, array, told, *words):
+def answer(name, array, reported, *words):
     result = n._nvmlGetFunctionPointer(name)(h, *words)
-    count = told() if result == 0 else 0
+    count = reported() if result == 0 else 0
     return [result, [entry.pid for entry in array[:count]], set(bytes(array)[count * ctypes.sizeof(array._type_):]) == {UNTOUCHED}]
 def processes(version):
     array, count = filled(n.c_nvmlProcessInfo_v2_t), ctypes.c_uint(ROOM)
     return answer(f"nvmlDeviceGetComputeRunningProcesses{version}", array, lambda: count.value, ctypes.byref(count), array)
 def details():
     array = filled(n.c_nvmlProcessDetail_v1_t)
-    told = n.c_nvmlProcessDetailList_v1_t(n.nvmlProcessDetailList_v1, n.NVML_PROCESS_MODE_ALL, ROOM, array)
-    return answer("nvmlDeviceGetRunningProcessDetailList", array, lambda: told.numProcArrayEntries, ctypes.byref(told))
+    reported = n.c_nvmlProcessDetailList_v1_t(n.nvmlProcessDetailList_v1, n.NVML_PROCESS_MODE_ALL, ROOM, array)
+    return answer("nvmlDeviceGetRunningProcessDetailList", array, lambda: reported.numProcArrayEntries, ctypes.byref(reported))
 def samples():
     array, count = filled(n.c_nvmlProcessUtilizationSample_t), ctypes.c_uint(ROOM)
     return answer("nvmlDeviceGetProcessUtilization", array, lambda: count.value, array, ctypes.byref(count), ctypes.c_ulonglong(0))
 def uses():
     array = filled(n.c_nvmlProcessUtilizationInfo_v1_t)
-    told = n.c_nvmlProcessesUtilizationInfo_v1_t(n.ProcessesUtilizationInfo_v1, ROOM, 0, array)
-    return answer("nvmlDeviceGetProcessesUtilizationInfo", array, lambda: told.processSamplesCount, ctypes.byref(told))
+    reported = n.c_nvmlProcessesUtilizationInfo_v1_t(n.ProcessesUtilizationInfo_v1, ROOM, 0, array)
+    return answer("nvmlDeviceGetProcessesUtilizationInfo", array, lambda: reported.processSamplesCount, ctypes.byref(reported))
 tell(lists=[processes("_v2"), processes("_v3"), details()], samples=[samples(), uses()])
 """
 
@@ -197,8 +199,8 @@ def test_entries_after_reported_ones_contain_no_neighbour_data(node, container):
     with container.start(work) as own, stranger.start(work) as other:
         own.listen()
         other.listen()
-        told, nothing = facts(container.python(PROGRAM + NVML + ARRAYS)), facts(idle.python(PROGRAM + NVML + ARRAYS))
-    assert told == {"lists": [[0, [own.process.pid], True]] * 3, "samples": [[0, [own.process.pid], True]] * 2}
+        reported, nothing = facts(container.python(PROGRAM + NVML + ARRAYS)), facts(idle.python(PROGRAM + NVML + ARRAYS))
+    assert reported == {"lists": [[0, [own.process.pid], True]] * 3, "samples": [[0, [own.process.pid], True]] * 2}
     assert nothing == {"lists": [[0, [], True]] * 3, "samples": [[NOT_FOUND, [], True]] * 2}
 
 
@@ -212,8 +214,8 @@ for room in (0, 1, 2):
     answers.append([get(h, ctypes.byref(count), array if room else None), count.value])
 tell(answers=answers)
 """
-        told = facts(container.python(PROGRAM + NVML + script))
-    assert told["answers"] == [[7, 2], [7, 2], [0, 2]]
+        reported = facts(container.python(PROGRAM + NVML + script))
+    assert reported["answers"] == [[7, 2], [7, 2], [0, 2]]
 
 
 def test_list_without_entry_array_is_refused_and_writes_nothing(container):
@@ -269,11 +271,11 @@ tell(status=status, lists=[named(table, entry, h) for entry in (213, 214, 215)],
     stranger, bare = node.container(LIMIT_MIB), node.container(LIMIT_MIB, interposition="none")
     with container.repl() as program, stranger.repl():
         program.ask(f"alloc alloc {100 * MIB}")
-        told = facts(container.python(PROGRAM + NVML + TABLE + script))
+        reported = facts(container.python(PROGRAM + NVML + TABLE + script))
         assert facts(bare.python(PROGRAM + NVML + TABLE + script))["lists"][0][1] == 2, "the driver lists both"
         own = [program.process.pid, (100 + CONTEXT_MIB) * MIB, True, 0, str(node.build / "bin/aliquot-cuda-client")]
-    assert told["lists"] == [[0, 1, [own], True], [0, 0, [], True], [0, 0, [], True]]
-    assert (told["status"], told["short"], told["none"], told["other"]) == (0, [7, 1], 2, 3)
+    assert reported["lists"] == [[0, 1, [own], True], [0, 0, [], True], [0, 0, [], True]]
+    assert (reported["status"], reported["short"], reported["none"], reported["other"]) == (0, [7, 1], 2, 3)
 
 
 FAKE_TABLE = r"""
@@ -317,13 +319,13 @@ def test_private_table_passes_only_entries_that_are_known(node, tmp_path, size, 
     container = make_container(tmp_path / "container", node.build, node.directory, [limit], driver=files)
     script = f"""
 status, table = table_of(SMI)
-told = {{entry: named(table, entry, 1)[0] for entry in range(1, {FAKE_ENTRIES})}}
-tell(status=status, size=table[0], told=told)
+reported = {{entry: named(table, entry, 1)[0] for entry in range(1, {FAKE_ENTRIES})}}
+tell(status=status, size=table[0], reported=reported)
 """
-    told = facts(container.python(PROGRAM + TABLE + script, env={"FAKE_UUID": node.uuids[0], "FAKE_SIZE": str(size)}))
-    assert (told["status"], told["size"]) == (0, size)
+    reported = facts(container.python(PROGRAM + TABLE + script, env={"FAKE_UUID": node.uuids[0], "FAKE_SIZE": str(size)}))
+    assert (reported["status"], reported["size"]) == (0, size)
     want = {n: 1000 + n if n in passed else 0 if n in listed else 3 for n in range(1, FAKE_ENTRIES)}
-    assert {int(n): result for n, result in told["told"].items()} == want
+    assert {int(n): result for n, result in reported["reported"].items()} == want
 
 
 def test_a_killed_process_is_not_listed_and_its_memory_not_shown(container):
@@ -352,9 +354,9 @@ tell(soft=limits.softLimit, hard=limits.hardLimit, used=limits.currentUsed, alik
 """
     with container.repl() as program:
         assert program.ask(f"alloc alloc {100 * MIB}")["result"] == 0
-        told = facts(container.python(PROGRAM + NVML + script))
-    assert told.pop("used") > 100 * MIB
-    assert told == {"soft": LIMIT_MIB * MIB, "hard": LIMIT_MIB * MIB, "alike": True}
+        reported = facts(container.python(PROGRAM + NVML + script))
+    assert reported.pop("used") > 100 * MIB
+    assert reported == {"soft": LIMIT_MIB * MIB, "hard": LIMIT_MIB * MIB, "alike": True}
 
 
 def test_utilisation_is_the_containers_own(node):
@@ -419,9 +421,9 @@ tell(gpu=n.nvmlDeviceGetUtilizationRates(h).gpu, samples=[s.pid for s in n.nvmlD
      uses=[use.pid for use in n.nvmlDeviceGetProcessesUtilizationInfo(h, 0)],
      lists=[[p.pid for p in get(h)] for get in (n.nvmlDeviceGetComputeRunningProcesses_v2, n.nvmlDeviceGetComputeRunningProcesses_v3)])
 """
-        told = facts(container.python(PROGRAM + NVML + script))
-    assert told.pop("gpu") > 50
-    assert told == {"samples": [OWN_PID], "uses": [OWN_PID], "lists": [[OWN_PID], [OWN_PID]]}
+        reported = facts(container.python(PROGRAM + NVML + script))
+    assert reported.pop("gpu") > 50
+    assert reported == {"samples": [OWN_PID], "uses": [OWN_PID], "lists": [[OWN_PID], [OWN_PID]]}
 
 
 def test_driver_that_translates_pids_works_when_agent_wrote_host_pids(node):
@@ -443,9 +445,9 @@ work.kill()
     with container.start([*unshare, sys.executable, "-c", PROGRAM + script, *work], {"PYTHONPATH": str(SOURCE_TREE)}) as program:
         pid = program.listen()["pid"]
         write_slot(container, container.snapshot().slots[0], host_pid=4000000)
-        told = program.ask("go")
-    assert told["pids"] == [pid]
-    assert told["gpu"] > 50
+        reported = program.ask("go")
+    assert reported["pids"] == [pid]
+    assert reported["gpu"] > 50
 
 
 def test_settings_of_the_card_are_not_the_containers_to_change(container):
@@ -494,8 +496,8 @@ sample = n.nvmlGpmSampleAlloc()
 def whole_bytes(node, number: int = 0) -> int:
     """What the agent grants to who asks for a whole GPU: its memory less the driver's reserve, in whole MiB."""
     ask = f"n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex({number}), version=n.nvmlMemory_v2)"
-    told = node.host(f"import pynvml as n; n.nvmlInit(); m = {ask}; print(m.total - m.reserved)")
-    return int(told) // MIB * MIB
+    reported = node.host(f"import pynvml as n; n.nvmlInit(); m = {ask}; print(m.total - m.reserved)")
+    return int(reported) // MIB * MIB
 
 
 @pytest.mark.parametrize("interposition", ["front", "preload"])
@@ -517,12 +519,12 @@ tell(sample=code(lambda: n.nvmlGpmSampleGet(h, sample)), supported=supported(h),
      fields=[value.nvmlReturn for value in n.nvmlDeviceGetFieldValues(h, [MMA_STALL_PERCENT, n.NVML_FI_DEV_POWER_INSTANT])],
      metrics=code(lambda: n.nvmlDevicePerfMetricsGetSamples_v1(h, n.c_nvmlPerfMetricsSamples_v1_t())))
 """
-    told = facts(container.python(PROGRAM + NVML + GPM + script))
+    reported = facts(container.python(PROGRAM + NVML + GPM + script))
     if whole:
-        assert told["samples"] in (0, 6), "an idle GPU may have none"
-        assert told == {"sample": 0, "supported": True, "pstates": 0, "samples": told["samples"], "fields": [0, 0], "metrics": 0}
+        assert reported["samples"] in (0, 6), "an idle GPU may have none"
+        assert reported == {"sample": 0, "supported": True, "pstates": 0, "samples": reported["samples"], "fields": [0, 0], "metrics": 0}
     else:
-        assert told == {"sample": 3, "supported": False, "pstates": 3, "samples": 3, "fields": [3, 0], "metrics": 3}
+        assert reported == {"sample": 3, "supported": False, "pstates": 3, "samples": 3, "fields": [3, 0], "metrics": 3}
 
 
 def without_process_samples(node, root, interposition, limit):
@@ -549,9 +551,9 @@ tell(result=result, gpu=rates.gpu)
 """
     with busy.start([busy.build / "bin/aliquot-cuda-client", "work", "--seconds", "10", "--kernel-us", "2000"]) as neighbour:
         neighbour.listen()
-        told = facts(container.python(PROGRAM + NVML + script))
-    assert told["result"] == (0 if whole else 3)
-    assert whole or told["gpu"] == 77, "an error writes nothing"
+        reported = facts(container.python(PROGRAM + NVML + script))
+    assert reported["result"] == (0 if whole else 3)
+    assert whole or reported["gpu"] == 77, "an error writes nothing"
 
 
 def test_what_is_no_share_of_anything_is_the_drivers(node, container):
@@ -591,8 +593,8 @@ m = n.nvmlDeviceGetMigDeviceHandleByIndex(n.nvmlDeviceGetHandleByIndex(0), 0)
 [process] = n.nvmlDeviceGetComputeRunningProcesses(m)
 tell(total=n.nvmlDeviceGetMemoryInfo(m).total, pid=process.pid, instance=process.gpuInstanceId == n.nvmlDeviceGetGpuInstanceId(m))
 """
-        told = facts(container.python(PROGRAM + script))
-        assert told == {"total": 2048 * MIB, "pid": program.process.pid, "instance": True}
+        reported = facts(container.python(PROGRAM + script))
+        assert reported == {"total": 2048 * MIB, "pid": program.process.pid, "instance": True}
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["the whole instance", "a share of it"])
@@ -619,8 +621,8 @@ print(n.nvmlDeviceGetUUID(m), n.nvmlDeviceGetGpuInstanceId(m), memory.total - me
 tell(own=code(lambda: n.nvmlGpmMigSampleGet(h, {own}, sample)), gpu=code(lambda: n.nvmlGpmSampleGet(h, sample)),
      others=[code(lambda: n.nvmlGpmMigSampleGet(h, other, sample)) for other in range(16) if other != {own}], supported=supported(h))
 """
-    told = facts(container.python(PROGRAM + NVML + GPM + script))
-    assert told == {"own": 0 if whole else 3, "gpu": 3, "others": [3] * 15, "supported": whole}
+    reported = facts(container.python(PROGRAM + NVML + GPM + script))
+    assert reported == {"own": 0 if whole else 3, "gpu": 3, "others": [3] * 15, "supported": whole}
 
 
 def test_nvitop_shows_the_slice_and_the_containers_process(container):
@@ -638,7 +640,7 @@ def run(*arguments):
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True).stdout
 tell(pid=os.getpid(), asked=run("-c", {watch!r}), shown=run("-m", "nvitop", "--once", "--ascii"))
 """
-    told = facts(container.python(PROGRAM + script))
+    reported = facts(container.python(PROGRAM + script))
     used = (CONTEXT_MIB + 256) * MIB
-    assert told["asked"].strip() == f"{LIMIT_MIB * MIB} {used} {LIMIT_MIB * MIB - used} {{{told['pid']}: {used}}}"
-    assert f"{CONTEXT_MIB + 256}.0MiB / {LIMIT_MIB}MiB" in told["shown"]
+    assert reported["asked"].strip() == f"{LIMIT_MIB * MIB} {used} {LIMIT_MIB * MIB - used} {{{reported['pid']}: {used}}}"
+    assert f"{CONTEXT_MIB + 256}.0MiB / {LIMIT_MIB}MiB" in reported["shown"]

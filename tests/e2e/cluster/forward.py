@@ -72,7 +72,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(data)
             await writer.drain()
     except ConnectionError:
-        pass  # one side went away; the other is told by the close below
+        pass  # one side went away; the close below ends the other
     finally:
         writer.close()
 

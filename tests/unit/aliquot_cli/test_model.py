@@ -102,9 +102,9 @@ def test_rate_missing_from_agent_is_computed_from_two_readings():
     assert lacks_rates([before])
     assert with_rates([after], [before], 2.0)[0].gpus[0].shares[0].utilization_ratio == 0.25
     said = busy.replace("busy_seconds_total", "utilization_ratio") + "0.9\n"
-    told = node_of("n1", None, f"{METRICS}{busy}8\n{said}")
-    assert not lacks_rates([told])
-    assert with_rates([told], [before], 2.0)[0].gpus[0].shares[0].utilization_ratio == 0.9
+    reported = node_of("n1", None, f"{METRICS}{busy}8\n{said}")
+    assert not lacks_rates([reported])
+    assert with_rates([reported], [before], 2.0)[0].gpus[0].shares[0].utilization_ratio == 0.9
 
 
 class TestNames:

@@ -176,7 +176,7 @@ class FakeApi:
         while epoch == self._epoch and not self.silent:
             for version, of, kind, item in list(self.history):
                 if version > seen and of == plural:
-                    if kind != "DELETED" and not is_selected(item, selector):  # it is gone for who watches, who is told how it last was
+                    if kind != "DELETED" and not is_selected(item, selector):  # the watch reports it as gone, with its last state
                         await send("DELETED", item | {"status": item["status"] | {"phase": "Running"}})
                     else:
                         await send(kind, item)

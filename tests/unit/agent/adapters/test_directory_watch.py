@@ -13,18 +13,18 @@ class Watching:
 
     def __init__(self, base) -> None:
         self.flat, self.nested = base / "flat", base / "nested"
-        self.told = 0
+        self.reported = 0
         self.watch = DirectoryWatch([self.flat], nested=self.nested)
 
     def tell(self) -> None:
-        self.told += 1
+        self.reported += 1
 
     async def tells(self) -> bool:
         """Whether it reported a change since the last time; the kernel has it by now, the loop needs its turn."""
         for _ in range(5):
             await asyncio.sleep(0.001)
-        told, self.told = self.told, 0
-        return told > 0
+        reported, self.reported = self.reported, 0
+        return reported > 0
 
 
 @pytest.fixture

@@ -306,8 +306,8 @@ class TestWatch:
             listener.wait(lambda: any(trouble for what, trouble in listener.troubles if what == "pods"))
             api.cluster.compact()
         listener.wait(lambda: listener.lists == 2)
-        told = [trouble for what, trouble in listener.troubles if what == "pods"]
-        assert any("too old resource version" in trouble for trouble in told)
+        reported = [trouble for what, trouble in listener.troubles if what == "pods"]
+        assert any("too old resource version" in trouble for trouble in reported)
         listener.wait(lambda: [trouble for what, trouble in listener.troubles if what == "pods"][-1] == "")
 
     def test_outage_is_reported_and_survived(self, api):

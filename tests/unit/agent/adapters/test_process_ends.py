@@ -22,34 +22,34 @@ def process():
 
 
 async def test_end_of_process_is_reported_once(process):
-    told: asyncio.Queue[Any] = asyncio.Queue()
-    PidfdProcessEnds().watch(process.pid, lambda: told.put_nowait("end"))
+    reported: asyncio.Queue[Any] = asyncio.Queue()
+    PidfdProcessEnds().watch(process.pid, lambda: reported.put_nowait("end"))
     await asyncio.sleep(0)
-    assert told.empty()
+    assert reported.empty()
     process.kill()
-    await asyncio.wait_for(told.get(), 20)
+    await asyncio.wait_for(reported.get(), 20)
     await asyncio.sleep(0.05)
-    assert told.empty()
+    assert reported.empty()
 
 
 async def test_already_ended_process_is_reported_at_once(process):
     process.kill()
     process.wait()
-    told = asyncio.Event()
-    PidfdProcessEnds().watch(process.pid, told.set)
-    await asyncio.wait_for(told.wait(), 20)
+    reported = asyncio.Event()
+    PidfdProcessEnds().watch(process.pid, reported.set)
+    await asyncio.wait_for(reported.wait(), 20)
 
 
 async def test_after_stop_no_end_is_reported_and_no_descriptor_stays(process):
     before = open_descriptors()
-    told = asyncio.Event()
-    stop = PidfdProcessEnds().watch(process.pid, told.set)
+    reported = asyncio.Event()
+    stop = PidfdProcessEnds().watch(process.pid, reported.set)
     stop()
     stop()
     process.kill()
     process.wait()
     await asyncio.sleep(0.05)
-    assert not told.is_set()
+    assert not reported.is_set()
     assert open_descriptors() == before
 
 

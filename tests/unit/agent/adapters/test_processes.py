@@ -69,7 +69,7 @@ def test_cgroups_of_all_processes_are_reported(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "reported"),
     [
         pytest.param({"state": "D", "flags": EXITING | 0x400000}, "", id="hangs while it ends"),
         pytest.param({"state": "Z", "flags": EXITING, "threads": 2}, "", id="another thread of it does"),
@@ -77,9 +77,9 @@ def test_cgroups_of_all_processes_are_reported(tmp_path):
         pytest.param({"state": "S"}, ROOT_OF_VERSION_1, id="runs there"),
     ],
 )
-def test_cgroup_version_1_reports_nothing_for_ending_process(tmp_path, found, told):
+def test_cgroup_version_1_reports_nothing_for_ending_process(tmp_path, found, reported):
     entry(tmp_path, 1, ROOT_OF_VERSION_1, **found)
-    assert ProcProcesses(tmp_path).cgroups() == {told}
+    assert ProcProcesses(tmp_path).cgroups() == {reported}
 
 
 def test_file_is_recognised_among_mapped_ones_under_any_name(tmp_path):

@@ -28,10 +28,10 @@ def process(pid: int, of: str | None = None) -> HostProcess:
     return HostProcess(pid, (pid,), 500 + pid, cgroup() if of is None else of)
 
 
-def look(*listed: GpuProcess, processes=None, grants=(ONE,), told=("GPU-0", "GPU-1"), owner=OWNER, counted=(), silent=()) -> Holdings:
+def look(*listed: GpuProcess, processes=None, grants=(ONE,), reported=("GPU-0", "GPU-1"), owner=OWNER, counted=(), silent=()) -> Holdings:
     known = [process(entry.pid) for entry in listed] if processes is None else processes
     counted_pids = {ONE.grant_id: set(counted)}
-    return holdings_of(listed, known, set(told), grants=grants, pods_by_uid={UID: owner}, counted_pids=counted_pids, silent=set(silent))
+    return holdings_of(listed, known, set(reported), grants=grants, pods_by_uid={UID: owner}, counted_pids=counted_pids, silent=set(silent))
 
 
 @pytest.mark.parametrize("isolation", [Isolation.SHIM, Isolation.MPS, Isolation.EXCLUSIVE, Isolation.DRIVER])
@@ -44,7 +44,7 @@ def test_process_belongs_to_its_container_under_any_backend(isolation):
 
 
 def test_silent_gpu_leaves_holdings_unknown():
-    found = look(told=("GPU-1",))
+    found = look(reported=("GPU-1",))
     assert (found.used_bytes(ONE.grant_id, "GPU-0"), found.utilization_ratio(ONE.grant_id, "GPU-0"), found.processes(ONE)) == (None,) * 3
     assert found.used_bytes(ONE.grant_id, "GPU-1") == 0
     assert Holdings().used_bytes(ONE.grant_id, "GPU-0") is None
@@ -82,7 +82,7 @@ def test_process_outside_containers_belongs_to_counting_grant_or_host():
 
 def test_ended_process_and_one_on_another_gpu_do_not_count():
     assert look(GpuProcess("GPU-0", 10, 1), processes=[]).used_bytes(ONE.grant_id, "GPU-0") == 0
-    assert look(GpuProcess("GPU-2", 10, 1), told=("GPU-0", "GPU-2")).listed == {}
+    assert look(GpuProcess("GPU-2", 10, 1), reported=("GPU-0", "GPU-2")).listed == {}
 
 
 def test_instance_is_reported_as_whole_without_processes():
@@ -98,7 +98,7 @@ def test_instance_is_reported_as_whole_without_processes():
         look(GpuProcess("GPU-0", 10, 1, 0.5), silent={(ONE.grant_id, "GPU-0")}),
         replace(look(GpuProcess("GPU-0", 10, 1, 0.5)), recent=False),
     ],
-    ids=["one process is not told of", "one that holds memory is not listed", "a while ago"],
+    ids=["one process is not reported", "one that holds memory is not listed", "a while ago"],
 )
 def test_container_utilization_needs_all_its_processes(found):
     assert found.utilization_ratio(ONE.grant_id, "GPU-0") is None

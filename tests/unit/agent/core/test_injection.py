@@ -25,7 +25,7 @@ NOW = "v1.34.1"
 @pytest.mark.parametrize(
     ("runtime", "kubelet", "host_has_spec", "by_cdi"),
     [
-        pytest.param("containerd://2.1.4", NOW, False, True, id="containerd 2 resolves CDI unless told not to"),
+        pytest.param("containerd://2.1.4", NOW, False, True, id="containerd 2 resolves CDI unless configured not to"),
         pytest.param("containerd://2.0.5-k3s1", "v1.32.1+k3s1", False, True, id="k3s"),
         pytest.param("containerd://1.7.12-0ubuntu4", NOW, False, False, id="containerd 1.7 where nobody has set CDI up"),
         pytest.param("containerd://1.7.12-0ubuntu4", NOW, True, True, id="containerd 1.7 where somebody has"),
@@ -42,8 +42,8 @@ def test_the_nodes_versions_decide(runtime, kubelet, host_has_spec, by_cdi):
 
 
 def test_runtime_unknown_to_kubelet_gives_no_information():
-    told = {runtime: has_version(runtime) for runtime in ("containerd://2.1.4", "cri-o://1.28.3", "containerd://Unknown", "")}
-    assert told == {"containerd://2.1.4": True, "cri-o://1.28.3": True, "containerd://Unknown": False, "": False}
+    reported = {runtime: has_version(runtime) for runtime in ("containerd://2.1.4", "cri-o://1.28.3", "containerd://Unknown", "")}
+    assert reported == {"containerd://2.1.4": True, "cri-o://1.28.3": True, "containerd://Unknown": False, "": False}
 
 
 @pytest.mark.parametrize(("configured", "by_cdi"), [(DeviceInjection.CDI, True), (DeviceInjection.LEGACY, False)])
@@ -57,7 +57,7 @@ def test_configured_mode_takes_precedence(configured, by_cdi):
     [
         pytest.param(AUTO, "containerd://1.6.33", NOW, True, id="containerd 1.6 knows no CDI"),
         pytest.param(AUTO, "containerd://2.1.4", "v1.28.9", True, id="a kubelet that drops CDI names"),
-        pytest.param(AUTO, "containerd://1.7.27", NOW, False, id="containerd 1.7 may have been told to"),
+        pytest.param(AUTO, "containerd://1.7.27", NOW, False, id="containerd 1.7 may be configured to"),
         pytest.param(DeviceInjection.LEGACY, "containerd://1.7.27", NOW, True, id="unless somebody says that it was not"),
         pytest.param(DeviceInjection.LEGACY, "containerd://2.1.4", NOW, False, id="containerd 2 does, whatever is configured"),
         pytest.param(DeviceInjection.CDI, "containerd://1.6.33", NOW, False, id="somebody says that it does"),

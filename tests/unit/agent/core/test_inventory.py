@@ -13,7 +13,7 @@ def trouble_of(one: DeviceInventory) -> dict[str, str]:
     return {entry.device.uuid: entry.trouble for entry in one.devices}
 
 
-class TestDeviceBoard:
+class TestInventory:
     def test_devices_are_in_the_order_of_their_minor_numbers(self):
         assert [entry.device.minor for entry in inventory(gpu(2), gpu(0), gpu(1)).devices] == [0, 1, 2]
 

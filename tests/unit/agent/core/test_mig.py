@@ -97,8 +97,11 @@ class TestBoard:
 
     def test_usage_of_own_instance_is_reported_by_placement(self):
         found = reading(gpu(0, mig=[real(0)]))
-        told: dict[str, Any] = {"instances_used_bytes": {"MIG-a": 5, "MIG-x": 6}, "instances_utilization": {"MIG-a": 0.5, "MIG-x": 0.25}}
-        found = replace(found, devices=(replace(found.devices[0], **told),))
+        reported: dict[str, Any] = {
+            "instances_used_bytes": {"MIG-a": 5, "MIG-x": 6},
+            "instances_utilization": {"MIG-a": 0.5, "MIG-x": 0.25},
+        }
+        found = replace(found, devices=(replace(found.devices[0], **reported),))
         seen = with_places(found, {"GPU-0": places()}, {place(0).uuid: record(0)})
         assert seen.devices[0].instances_used_bytes == {place(0).uuid: 5, "MIG-x": 6}
         assert seen.devices[0].instances_utilization == {place(0).uuid: 0.5, "MIG-x": 0.25}

@@ -251,8 +251,8 @@ async def test_refusal_is_counted_and_reported_to_pod_owner(node):
     assert refusal is not None
     assert refusal.reason is Reason.ASSIGNMENT_MISSING
     assert node.refusals("assignment-missing") == 1
-    told = await posted_on_pods(node.events, node.api)
-    assert [(event.pod, event.reason, event.warning) for event in told] == [("train", contract.EVENT_REASON_REFUSED, True)]
+    reported = await posted_on_pods(node.events, node.api)
+    assert [(event.pod, event.reason, event.warning) for event in reported] == [("train", contract.EVENT_REASON_REFUSED, True)]
 
 
 async def test_a_pod_that_appears_late_is_waited_for(tmp_path):
@@ -406,12 +406,12 @@ async def test_without_a_host_spec_the_preload_library_is_used(node):
 async def test_driver_left_to_nvidia_runtime_is_in_pod_event_and_counted(tmp_path):
     with_spec, without = Harness(tmp_path / "a"), Harness(tmp_path / "b")
     (without.disk.base / "etc-cdi/nvidia.json").unlink()
-    for node, told in ((with_spec, False), (without, True)):
+    for node, reported in ((with_spec, False), (without, True)):
         await node.ready(placed())
         await node.start(placed(), ids("0:0"))
         (event,) = await posted(node.events, node.api)
-        assert ("left to NVIDIA's container runtime" in event.message) is told
-        assert node.telemetry.registry.get_sample_value("aliquot_grants_without_host_spec_total") == told
+        assert ("left to NVIDIA's container runtime" in event.message) is reported
+        assert node.telemetry.registry.get_sample_value("aliquot_grants_without_host_spec_total") == reported
 
 
 async def test_an_init_container_hands_its_share_on(node):

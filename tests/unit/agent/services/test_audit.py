@@ -129,8 +129,8 @@ async def test_a_process_that_maps_its_region_runs_the_shim(node):
 async def test_pod_owner_gets_one_event(node):
     for _ in range(4):
         await node.audit(node.auditor)
-    told = await posted_on_pods(node.events, node.api)
-    assert [(event.pod, event.reason, event.warning) for event in told] == [("train", contract.EVENT_REASON_AUDIT, True)]
+    reported = await posted_on_pods(node.events, node.api)
+    assert [(event.pod, event.reason, event.warning) for event in reported] == [("train", contract.EVENT_REASON_AUDIT, True)]
 
 
 async def test_the_policy_report_does_nothing_more(node):

@@ -135,8 +135,8 @@ async def test_pod_gets_one_event_per_limit_not_in_force(node):
     node.limits.failure = DriverError("the agent may not")
     for _ in range(3):
         await node.controller.look()
-    told = [event for event in await posted_on_pods(node.events, node.api) if event.reason == contract.EVENT_REASON_DRIVER_LIMIT]
-    assert [(event.pod, event.pod_uid, event.container, event.message, event.warning) for event in told] == [
+    reported = [event for event in await posted_on_pods(node.events, node.api) if event.reason == contract.EVENT_REASON_DRIVER_LIMIT]
+    assert [(event.pod, event.pod_uid, event.container, event.message, event.warning) for event in reported] == [
         ("train", "uid-train", "main", f"container main: the driver does not limit its memory on {uuid}: the agent may not", True)
         for uuid in ("GPU-0", "GPU-1")
     ]

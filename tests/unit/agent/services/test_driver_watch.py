@@ -134,11 +134,11 @@ async def test_reopened_driver_is_read_first_and_earlier_events_are_delivered():
     for name in ("read", "restart"):
         method = getattr(driver, name)
 
-        async def told(name=name, method=method):
+        async def reports(name=name, method=method):
             order.append(name)
             return await method()
 
-        setattr(driver, name, told)
+        setattr(driver, name, reports)
     driver.in_new_session = ALL
     watch = await polled(driver, BOTH, *[ONE_LOST] * FIRST_SEARCH_POLLS)
     heard: list[DeviceEvent] = []

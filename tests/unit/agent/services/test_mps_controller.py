@@ -44,7 +44,7 @@ class Harness:
     def release(self, *grants) -> None:
         self.manager.ledger = self.manager.ledger.releasing([one.grant_id for one in grants])
 
-    async def told(self):
+    async def reported(self):
         return sorted(event.pod for event in await posted_on_pods(self.events, self.api))
 
     def families(self):
@@ -82,7 +82,7 @@ async def test_clients_starting_together_get_no_event(node):
     node.manager.ledger = node.manager.ledger.adopting(grants)
     await asyncio.gather(*(node.controller.ensure(one) for one in grants))
     await node.controller.look()
-    assert await node.told() == []
+    assert await node.reported() == []
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ async def test_clients_of_dead_daemon_get_one_event(node):
     node.daemons.restart(GPU)
     for _ in range(2):
         await node.controller.look()
-    assert await node.told() == ["next", "train"]
+    assert await node.reported() == ["next", "train"]
     assert node.families()["aliquot_mps_daemon_restarts_total"] == [(("node-1", GPU, "NVIDIA T4"), 1.0)]
 
 
@@ -148,7 +148,7 @@ async def test_client_starting_after_daemon_restart_gets_no_event_but_others_do(
     node.daemons.restart(GPU)
     await node.controller.ensure(client(name="next"))
     await node.controller.look()
-    assert await node.told() == ["train"]
+    assert await node.reported() == ["train"]
 
 
 async def test_without_supervisor_or_daemon_no_event_is_sent(node):
@@ -156,11 +156,11 @@ async def test_without_supervisor_or_daemon_no_event_is_sent(node):
     node.daemons.restart(GPU)
     about, node.daemons.about = node.daemons.about, None
     await node.controller.look()
-    assert await node.told() == []
+    assert await node.reported() == []
     node.daemons.about, node.daemons.trouble = about, "no driver"
     node.daemons.restart(GPU)
     await node.controller.look()
-    assert await node.told() == []
+    assert await node.reported() == []
 
 
 async def test_new_agent_notifies_clients_of_events_during_its_absence(node):
@@ -169,11 +169,11 @@ async def test_new_agent_notifies_clients_of_events_during_its_absence(node):
     node.daemons.restart(GPU)
     await node.controller.load()
     await node.controller.look()
-    assert await node.told() == ["train"]
+    assert await node.reported() == ["train"]
     node.restart()
     await node.controller.load()
     await node.controller.look()
-    assert await node.told() == []
+    assert await node.reported() == []
 
 
 async def test_a_daemon_without_clients_is_wanted_no_more(node):
@@ -263,7 +263,7 @@ class TestUnserved:
         await node.controller.load()
         await node.controller.look()
         assert node.controller.unserved == {one.grant_id}
-        assert await node.told() == []
+        assert await node.reported() == []
 
 
 async def test_metrics_report_supervisor_when_it_or_clients_exist(node):

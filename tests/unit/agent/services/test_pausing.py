@@ -51,7 +51,7 @@ class Harness:
         """What the limits of the grants say, device by device."""
         return [device.paused for one in grants for device in self.disk.files.limits(one.grant_id).devices]
 
-    async def told(self) -> list[tuple[str, str, str, bool]]:
+    async def reported(self) -> list[tuple[str, str, str, bool]]:
         return [(event.pod, event.container, event.reason, event.warning) for event in await posted_on_pods(self.events, self.api)]
 
 
@@ -79,7 +79,7 @@ async def test_all_containers_of_a_pod_follow_its_annotation_on_all_their_device
     assert await node.pauser.follow()
     assert node.paused(TWO_GPUS, BESIDE) == [False] * 3
     reasons = (contract.EVENT_REASON_PAUSED, contract.EVENT_REASON_RESUMED)
-    assert await node.told() == [("train", container, reason, False) for reason in reasons for container in ("main", "beside")]
+    assert await node.reported() == [("train", container, reason, False) for reason in reasons for container in ("main", "beside")]
 
 
 async def test_correct_state_is_neither_rewritten_nor_reported(node):
@@ -88,7 +88,7 @@ async def test_correct_state_is_neither_rewritten_nor_reported(node):
     written = node.manager.changes.count
     assert await node.pauser.follow()
     assert node.manager.changes.count == written
-    assert await node.told() == []
+    assert await node.reported() == []
 
 
 async def test_limits_of_unknown_pod_stay_unchanged(node):
@@ -137,10 +137,10 @@ async def test_pod_without_shim_gets_event_that_it_is_not_paused(node):
     node.manager.ledger = node.manager.ledger.adopting([MPS])
     await node.know(annotated("true", "client"))
     assert await node.pauser.follow()
-    assert await node.told() == [("client", "main", contract.EVENT_REASON_PAUSE_IGNORED, True)]
+    assert await node.reported() == [("client", "main", contract.EVENT_REASON_PAUSE_IGNORED, True)]
     await node.know(annotated("false", "client"))
     assert await node.pauser.follow()
-    assert len(await node.told()) == 1
+    assert len(await node.reported()) == 1
 
 
 async def test_unwritable_limits_delay_no_other_pod_and_are_retried(node, monkeypatch, caplog):

@@ -259,7 +259,7 @@ class TestInventory:
             await node.gpu_node(dict(status))
             await node.pass_time(100)
         assert f"for {seconds}.0 s" in node.watch.trouble
-        assert [len(told) for told in (node.api.statuses, node.api.conditions)] == [1, 1]
+        assert [len(reported) for reported in (node.api.statuses, node.api.conditions)] == [1, 1]
 
 
 async def test_news_is_written_before_watch_echo_of_previous_write(node):

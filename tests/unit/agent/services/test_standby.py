@@ -23,8 +23,8 @@ async def test_agent_takes_over_and_logs_each_holder_once(monkeypatch, caplog):
     waiting = Standby(FakeLocks("agent a", "agent a", "agent a", "agent b"))
     assert await waiting.wait(asyncio.Event())
     assert waiting.trouble == ""
-    told = [record.getMessage() for record in caplog.records if "this agent waits" in record.getMessage()]
-    assert [sentence.partition(":")[0] for sentence in told] == ["agent a", "agent b"]
+    reported = [record.getMessage() for record in caplog.records if "this agent waits" in record.getMessage()]
+    assert [sentence.partition(":")[0] for sentence in reported] == ["agent a", "agent b"]
 
 
 async def test_agent_that_is_stopped_while_it_waits_never_takes_over():

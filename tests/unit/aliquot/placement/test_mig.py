@@ -159,9 +159,9 @@ A30 = {
 """Size in memory slices, how many at most, where they may begin, and what it takes of four decoders, one JPEG engine and one OFA."""
 
 
-def a30(*existing: MigInstance, used: Iterable[str] = (), told: bool = True) -> DeviceState:
+def a30(*existing: MigInstance, used: Iterable[str] = (), reported: bool = True) -> DeviceState:
     places = [
-        MigInstance(f"GPU-0/{profile}@{start}", "GPU-0", profile, MIB, 0, 0, start, size, most, engines if told else None)
+        MigInstance(f"GPU-0/{profile}@{start}", "GPU-0", profile, MIB, 0, 0, start, size, most, engines if reported else None)
         for profile, (size, most, starts, engines) in A30.items()
         for start in starts
     ]
@@ -187,4 +187,4 @@ def test_compute_instances_of_one_gpu_instance_have_its_engines_once():
 
 
 def test_unreported_engines_are_no_limit():
-    assert rooms_of(a30(used=["GPU-0/1g.6gb+me@0"], told=False))["2g.12gb+me"] == 1
+    assert rooms_of(a30(used=["GPU-0/1g.6gb+me@0"], reported=False))["2g.12gb+me"] == 1

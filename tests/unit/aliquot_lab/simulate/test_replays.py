@@ -241,7 +241,7 @@ def test_processes_do_not_change_the_result():
     tasks = [task("bestfit", seed) for seed in (1, 2)]
     ended: list[Any] = []
     parts: list[Any] = []
-    alone, together = (run_module.run_all(replay, tasks, jobs, ended.append, lambda *told: parts.append(told)) for jobs in (1, 2))
+    alone, together = (run_module.run_all(replay, tasks, jobs, ended.append, lambda *reported: parts.append(reported)) for jobs in (1, 2))
     assert sorted(one.seed for one in ended) == [1, 1, 2, 2]
     assert {one.seed for one, _ in parts} == {1, 2}
     assert all(0 <= part < 1 for _, part in parts)

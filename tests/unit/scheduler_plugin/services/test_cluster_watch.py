@@ -35,7 +35,7 @@ class Scene:
         self.now = 0.0
         self.watches = list(watches)
         self.played = asyncio.Event()
-        self.told: list[float] = []
+        self.reports: list[float] = []
         """After each thing that came."""
         self.expired: list[int] = []
         self.ages: list[float] = []
@@ -67,7 +67,7 @@ class Scene:
         await asyncio.Event().wait()
 
     def _look(self) -> None:
-        self.told.append(self.watch.caught_up_at(Source.PODS))
+        self.reports.append(self.watch.caught_up_at(Source.PODS))
         self.ages.append(self.watch.lag_seconds()["pods"])
         self.expired.append(self.state.expire(self.now, self.watch.caught_up_at(Source.PODS)))
 
@@ -90,17 +90,17 @@ def no_backoff(monkeypatch):
 
 async def test_list_shows_state_at_its_start():
     scene = await Scene([]).play()
-    assert scene.told == [0.0]
+    assert scene.reports == [0.0]
     assert scene.now == LIST_TAKES
 
 
 async def test_steady_stream_is_current_up_to_its_last_event():
     scene = await Scene([(1, BOOKMARK), (20, CHANGE), (25, CHANGE)]).play()
-    assert scene.told == [0, 6, 26, 51]
+    assert scene.reports == [0, 6, 26, 51]
 
 
 @pytest.mark.parametrize(
-    ("backlog", "told"),
+    ("backlog", "reports"),
     [
         pytest.param([(1, NOTHING), (1, CHANGE)], [6, 6, 6], id="being read"),
         pytest.param([(1, CHANGE), (1, BOOKMARK), (1, CHANGE)], [6, 6, 98, 99], id="behind a bookmark"),
@@ -108,9 +108,9 @@ async def test_steady_stream_is_current_up_to_its_last_event():
         pytest.param([(80, CHANGE), (1, CHANGE)], [6, 6, 6], id="itself held up"),
     ],
 )
-async def test_a_watch_that_is_opened_again_first_catches_up(backlog, told):
+async def test_a_watch_that_is_opened_again_first_catches_up(backlog, reports):
     scene = await Scene([(1, BOOKMARK), (90, NOTHING)], backlog).play()
-    assert scene.told == [0, 6, 6, *told]
+    assert scene.reports == [0, 6, 6, *reports]
 
 
 async def test_gpu_stays_reserved_while_watch_is_down_and_backlog_is_read():
@@ -123,14 +123,14 @@ async def test_stream_age_counts_from_last_reply_even_before_it_catches_up():
     assert scene.ages == [0, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("told", ["listed", "changed"])
-async def test_bound_pod_stops_waiting_however_it_becomes_known(told):
+@pytest.mark.parametrize("reports", ["listed", "changed"])
+async def test_bound_pod_stops_waiting_however_it_becomes_known(reports):
     watch = ClusterWatch(ClusterState(), Budgets(), cast(Any, Scene()))
     settled: list[str] = []
     watch.on_pod_gone = settled.append
     pods = [make_pod("waits", vgpu="1"), make_pod("bound", node="n1", vgpu="1"), make_pod("over", phase="Failed", vgpu="1")]
     watch.pods.listing()
-    if told == "listed":
+    if reports == "listed":
         watch.pods.listed(pods)
     else:
         for pod in pods:

@@ -34,7 +34,7 @@ class Scene:
         self.dry_runs: list[str] = []
         self.evicted: list[str] = []
         self.written: list[str] = []
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.state = ClusterState()
         for node in ("n1", "n2"):
             self.state.set_gpu_node(make_node(node, 2))
@@ -71,7 +71,7 @@ class Scene:
     async def post_event(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
         if not self.answers:
             raise KubeApiError("no answer")
-        self.told.append(message)
+        self.reported.append(message)
 
     async def search(self) -> None:
         """Notice that the pod waits, and search once it has waited long enough."""
@@ -83,7 +83,7 @@ class Scene:
 async def test_without_moves_plan_is_only_reported() -> None:
     scene = Scene(acts=False)
     await scene.search()
-    [sentence] = scene.told
+    [sentence] = scene.reported
     assert sentence.startswith("1 move, which loses ")
     assert not scene.dry_runs
     assert not scene.state.reservations
@@ -153,4 +153,4 @@ async def test_pod_of_another_scheduler_is_not_served() -> None:
     scene.state.set_pod(replace(big, gpu=replace(big.gpu, scheduler_name="theirs")))
     await scene.search()
     assert not scene.dry_runs
-    assert not scene.told
+    assert not scene.reported

@@ -28,7 +28,7 @@ class Scene:
         self.fails = False
         self.kept: set[str] = set()
         self.evicted: list[str] = []
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.ended: dict[str, PodFacts] = {}
         """Pods with a final phase, by name."""
         self.state = ClusterState()
@@ -63,7 +63,7 @@ class Scene:
 
     async def post_event(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
         assert reason == contract.EVENT_REASON_GANG_RESTARTED
-        self.told.append(message)
+        self.reported.append(message)
 
     async def after(self, seconds: float) -> list[str]:
         """Let the loop look now and again after a while; return who was evicted so far."""
@@ -77,7 +77,7 @@ async def test_others_end_if_a_member_failed():
     scene = Scene()
     scene.ends("m0")
     assert await scene.after(SETTLE_SECONDS) == ["m1", "m2"]
-    assert scene.told[0] == "evicted to restart gang train whole: member pod-m0 ended, and fewer than 3 are left"
+    assert scene.reported[0] == "evicted to restart gang train whole: member pod-m0 ended, and fewer than 3 are left"
     for uid in ("m1", "m2"):
         scene.state.drop_pod(uid)
     scene.runs("new")
@@ -88,7 +88,7 @@ async def test_others_end_if_a_member_is_being_deleted():
     scene = Scene()
     scene.state.set_pod(replace(scene.state.pods["m0"], deletion_requested=True))
     assert await scene.after(SETTLE_SECONDS) == ["m1", "m2"]
-    assert len(scene.told) == 2
+    assert len(scene.reported) == 2
 
 
 @pytest.mark.parametrize(

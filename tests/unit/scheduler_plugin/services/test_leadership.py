@@ -75,18 +75,18 @@ async def test_a_leader_falls_silent_before_anybody_can_take_over(clock, lease):
 
 
 async def test_renewal_keeps_lead_and_reports_it_once(clock, lease):
-    first, told = Leadership(lease, clock, "a"), []
-    first.on_acquired = lambda: told.append(clock.time)
+    first, reported = Leadership(lease, clock, "a"), []
+    first.on_acquired = lambda: reported.append(clock.time)
     for _ in range(20):
         await first._step()
         clock.time += 2
         assert first.leads
-    assert told == [1000.0]
+    assert reported == [1000.0]
 
 
 async def test_api_outage_ends_lead_in_time_and_lead_returns(clock, lease):
-    first, told = Leadership(lease, clock, "a"), []
-    first.on_acquired = lambda: told.append(clock.time)
+    first, reported = Leadership(lease, clock, "a"), []
+    first.on_acquired = lambda: reported.append(clock.time)
     await first._step()
     lease.down = True
     clock.time += RENEW_SECONDS
@@ -95,7 +95,7 @@ async def test_api_outage_ends_lead_in_time_and_lead_returns(clock, lease):
     lease.down = False
     await first._step()
     assert first.leads
-    assert len(told) == 2, "the pods are listed again after every gap"
+    assert len(reported) == 2, "the pods are listed again after every gap"
 
 
 async def test_the_clock_of_the_holder_does_not_matter(clock, lease):

@@ -242,7 +242,7 @@ async def test_pod_that_ended_before_its_refusal_stops_waiting(end):
         await scene.poked()
         return {decision.pod.uid for decision in scene.context.decisions.waiting()}
 
-    assert await waiting(60.0, 2.0) == {"ends", "waits", "new"}, "what happened since may not have been told"
+    assert await waiting(60.0, 2.0) == {"ends", "waits", "new"}, "what happened since may not have been reported"
     assert await waiting(75.0, 75.0) == {"ends", "waits", "new"}, "once a minute is enough"
     assert await waiting(120.0, 76.0) == {"waits", "new"}, "it may be too new to be known"
     assert await waiting(180.0, 180.0) == {"waits"}
