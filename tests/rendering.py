@@ -20,6 +20,8 @@ EXAMPLES = DEPLOY / "examples"
 NAMESPACE = "aliquot-system"
 
 Object = dict[str, Any]
+_NEEDED = {"dra-planned": ("dra",)}
+"""Components that others change, before them."""
 
 
 class RenderError(AssertionError):
@@ -56,13 +58,13 @@ class Installation:
 
 
 def installations() -> list[Installation]:
-    """Return every installation that deploy/ offers: each overlay, each component alone, all components together, monitoring."""
+    """Return every installation that deploy/ offers: each overlay, each component with what it needs, all components, monitoring."""
     overlays, components = _folders("overlays"), _folders("components")
     return [
         Installation(),
         Installation(monitoring=True),
         *(Installation(overlay) for overlay in overlays),
-        *(Installation(components=(component,)) for component in components),
+        *(Installation(components=(*_NEEDED.get(component, ()), component)) for component in components),
         Installation(components=tuple(components)),
     ]
 

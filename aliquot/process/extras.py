@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-SCHEDULER_PACKAGES: Final = ("aiohttp", "cryptography", "numpy")
-"""The extra ``scheduler`` of pyproject.toml."""
+SCHEDULER_PACKAGES: Final = {"aiohttp": "aiohttp", "cryptography": "cryptography", "re2": "google-re2", "numpy": "numpy"}
+"""The extra ``scheduler`` of pyproject.toml: its packages by their modules."""
 
 
 class MissingExtraError(Exception):
@@ -22,8 +22,9 @@ def scheduler_extra(what: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as exc:
-        if exc.name is None or exc.name.partition(".")[0] not in SCHEDULER_PACKAGES:
+        package = SCHEDULER_PACKAGES.get((exc.name or "").partition(".")[0])
+        if package is None:
             raise
         raise MissingExtraError(
-            f"{what} runs the scheduler's code, which needs {exc.name}, and that is not installed: install aliquot[scheduler]"
+            f"{what} runs the scheduler's code, which needs {package}, and that is not installed: install aliquot[scheduler]"
         ) from exc

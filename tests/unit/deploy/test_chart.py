@@ -356,7 +356,7 @@ def test_patches_change_fields_without_value(renderer: Renderer) -> None:
         pytest.param(patch("/spec/missing/x"), "there is no missing", id="no such place"),
         pytest.param(patch("/spec/missing", op="replace"), "nothing to replace", id="nothing to replace"),
         pytest.param(patch("/spec/template", op="move"), "found move", id="an operation of another kind"),
-        pytest.param(patch("/spec/template/spec/containers/0", op="replace"), "add at its end", id="a place in a list"),
+        pytest.param(patch("/spec/template/spec/containers/0", op="replace"), "add at its beginning or end", id="a place in a list"),
         pytest.param({"variant": "openshift"}, "variant", id="a variant that there is not"),
         pytest.param({"components": ["gpu"]}, "components", id="a component that there is not"),
         pytest.param({"agent": {"setings": {}}}, "setings", id="a misspelt value"),

@@ -103,7 +103,7 @@ x
 {{- end }}
 {{- end }}
 
-{{- /* Do one operation of RFC 6902 to .object: add, replace or remove in a mapping, or append to a list. */}}
+{{- /* Do one operation of RFC 6902 to .object: add, replace or remove in a mapping, or add at the beginning or end of a list. */}}
 {{- define "aliquot.operation" }}
 {{- $operation := .operation }}
 {{- $place := .object }}{{ $holder := dict }}{{ $name := "" }}
@@ -122,8 +122,10 @@ x
 {{- end }}
 {{- $word := last $words }}
 {{- if kindIs "slice" $place }}
-{{- if or (ne $operation.op "add") (ne $word "-") }}{{ fail (printf "patch %s: all the chart does to a list is to add at its end" $operation.path) }}{{ end }}
-{{- $_ := set $holder $name (append $place $operation.value) }}
+{{- if or (ne $operation.op "add") (not (has $word (list "0" "-"))) }}
+{{- fail (printf "patch %s: all the chart does to a list is to add at its beginning or end" $operation.path) }}
+{{- end }}
+{{- $_ := set $holder $name (eq $word "0" | ternary (prepend $place $operation.value) (append $place $operation.value)) }}
 {{- else if and (ne $operation.op "add") (not (hasKey $place $word)) }}
 {{- fail (printf "patch %s: there is nothing to %s" $operation.path $operation.op) }}
 {{- else if eq $operation.op "remove" }}

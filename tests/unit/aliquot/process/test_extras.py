@@ -25,7 +25,7 @@ sys.exit(main())
 
 
 def run_without(module: str, *argv: str) -> subprocess.CompletedProcess:
-    code = WITHOUT.format(packages=SCHEDULER_PACKAGES, module=module, argv=list(argv))
+    code = WITHOUT.format(packages=set(SCHEDULER_PACKAGES), module=module, argv=list(argv))
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -60,7 +60,9 @@ def test_another_missing_module_is_no_matter_of_the_extra():
 
 def test_the_extra_names_the_packages_and_the_script_the_launcher():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert sorted(entry.partition(">=")[0] for entry in project["optional-dependencies"]["scheduler"]) == sorted(SCHEDULER_PACKAGES)
+    assert sorted(entry.partition(">=")[0] for entry in project["optional-dependencies"]["scheduler"]) == sorted(
+        SCHEDULER_PACKAGES.values()
+    )
     assert project["scripts"]["aliquot-scheduler"] == "scheduler_plugin.launch:main"
 
 
