@@ -40,15 +40,15 @@ class DirectoryWatch:
         self._descriptor: int | None = None
         self._paths: dict[int, Path] = {}
         self._trouble = ""
-        self._tell: Callable[[], None] = _ignore
+        self._notify: Callable[[], None] = _ignore
 
-    def start(self, tell: Callable[[], None]) -> None:
+    def start(self, notify: Callable[[], None]) -> None:
         """See ``ports.FileChanges``."""
         descriptor = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if descriptor < 0:
             self._complain("inotify_init1", "fs.inotify.max_user_instances")
             return
-        self._descriptor, self._tell = descriptor, tell
+        self._descriptor, self._notify = descriptor, notify
         self.forget()
         asyncio.get_running_loop().add_reader(descriptor, self._read)
 
@@ -70,7 +70,7 @@ class DirectoryWatch:
 
     def _read(self) -> None:
         if self._descriptor is not None and self._take(self._descriptor):
-            self._tell()
+            self._notify()
 
     def _take(self, descriptor: int) -> bool:
         """Read all pending events; return whether one of them is a change."""

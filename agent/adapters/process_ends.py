@@ -11,13 +11,13 @@ from agent.errors import ProcessError
 class PidfdProcessEnds:
     """Implements ``ports.ProcessEnds``."""
 
-    def watch(self, pid: int, tell: Callable[[], None]) -> Callable[[], None]:
+    def watch(self, pid: int, notify: Callable[[], None]) -> Callable[[], None]:
         """See ``ports.ProcessEnds``."""
         loop = asyncio.get_running_loop()
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
-            return loop.call_soon(tell).cancel
+            return loop.call_soon(notify).cancel
         except OSError as exc:
             raise ProcessError(f"watching process {pid}: {exc.strerror}") from exc
         watching = True
@@ -31,7 +31,7 @@ class PidfdProcessEnds:
 
         def end() -> None:
             stop()
-            tell()
+            notify()
 
         loop.add_reader(descriptor, end)
         return stop

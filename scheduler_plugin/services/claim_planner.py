@@ -108,7 +108,7 @@ class ClaimPlanner:
         """By pod UID, nodes and until when they are avoided."""
         self._pauses: dict[str, tuple[float, float]] = {}
         """By pod UID, until when no write is tried after one was refused, and for how long that is."""
-        self._told: dict[str, tuple[str, float]] = {}
+        self._reported: dict[str, tuple[str, float]] = {}
         """By pod UID, the sentence of its latest event, and when it was written."""
         self._seen: object = None
         self._looked_at = -inf
@@ -144,7 +144,7 @@ class ClaimPlanner:
         for nodes in self._avoided.values():
             for node in [node for node, until in nodes.items() if until <= now]:
                 del nodes[node]
-        for kept in (self._avoided, self._pauses, self._told):
+        for kept in (self._avoided, self._pauses, self._reported):
             for uid in kept.keys() - known.keys():
                 del kept[uid]
         self._victims.expire(now)
@@ -168,7 +168,7 @@ class ClaimPlanner:
         found = _Round()
         for group in groups_of(self._pods.by_uid.values()):
             if group.trouble:
-                await self._tell(group.waiting, group.trouble)
+                await self._report(group.waiting, group.trouble)
             else:
                 await self._plan(group, found)
             await asyncio.sleep(0)
@@ -188,7 +188,7 @@ class ClaimPlanner:
             await self._plan_more(group, wants, len(ready), found)
         elif lacking > len(wants):
             self._give_up(ready, found)
-            await self._tell([want.pod for want in wants], self._incomplete(group))
+            await self._report([want.pod for want in wants], self._incomplete(group))
         elif group.gang is None:
             await self._plan_alone(wants[0], found)
         elif placements := self._place(wants[:lacking]):
@@ -206,7 +206,7 @@ class ClaimPlanner:
             if isinstance(want, Want):
                 wants.append(want)
             elif want is not None:
-                await self._tell([pod], want)
+                await self._report([pod], want)
             elif self._is_misplaced(pod):
                 found.frees.append(pod)
             else:
@@ -221,7 +221,7 @@ class ClaimPlanner:
     async def _plan_alone(self, want: Want, found: _Round) -> None:
         """Plan one pod, if no other like it had no room in this round."""
         if want.likeness in found.failed:
-            await self._tell([want.pod], self._placer.lacking(want))
+            await self._report([want.pod], self._placer.lacking(want))
         elif placements := self._place([want]):
             found.writes.append((placements, ()))
         elif not await self._make_room([want]):
@@ -277,7 +277,7 @@ class ClaimPlanner:
         evictions = self._evictions if may_preempt else None
         chosen = self._victims.choose(wants, ending, evictions.refused, now) if evictions is not None else ()
         if evictions is None or not chosen:
-            await self._tell([want.pod for want in wants], self._placer.lacking(wants[0]))
+            await self._report([want.pod for want in wants], self._placer.lacking(wants[0]))
             return False
         if not await evictions.evict_all(list(chosen), wants[0].pod.facts):
             return False
@@ -390,15 +390,15 @@ class ClaimPlanner:
         self._pauses[uid] = self._context.clock.monotonic() + seconds, seconds
         self._looked_at = min(self._looked_at, self._context.clock.monotonic() + seconds - LOOK_SECONDS)
 
-    async def _tell(self, pods: Iterable[PlannedPod], sentence: str) -> None:
+    async def _report(self, pods: Iterable[PlannedPod], sentence: str) -> None:
         """Say in an event of each pod why it waits, if that changed."""
         now = self._context.clock.monotonic()
         for pod in pods:
             facts = pod.facts
-            before, at = self._told.get(facts.uid, ("", -inf))
-            if not sentence or sentence == before or now - at < EVENT_SECONDS or len(self._told) >= MOST_EVENTS:
+            before, at = self._reported.get(facts.uid, ("", -inf))
+            if not sentence or sentence == before or now - at < EVENT_SECONDS or len(self._reported) >= MOST_EVENTS:
                 continue
-            self._told[facts.uid] = sentence, now
+            self._reported[facts.uid] = sentence, now
             try:
                 await self._events.post_event(facts.namespace, facts.name, facts.uid, contract.EVENT_REASON_NO_GPU_FITS, sentence)
             except KubeApiError as exc:

@@ -182,7 +182,7 @@ class Consolidator:
             return
         node, text = plan.nodes[0], _moves_text(plan)
         if not self._scope.acts:
-            await self._api.tell(pod, f"{text} would free its place on node {node}: aliquot defrag plan shows them")
+            await self._api.report(pod, f"{text} would free its place on node {node}: aliquot defrag plan shows them")
             return
         # The cluster may have changed during the search.
         waiting, moves = self._still_waiting(pod.uid), self._still_there(plan)
@@ -224,7 +224,7 @@ class Consolidator:
         if not await self._write_down(pod, encode_run(node, list(moves))):
             self._let_go()
             return
-        await self._api.tell(pod, f"{text} free its place on node {node}, one after the other")
+        await self._api.report(pod, f"{text} free its place on node {node}, one after the other")
 
     # --- reservations ---
 
@@ -368,7 +368,7 @@ class Consolidator:
         if run.pod.uid in self._context.state.pods:
             await self._write_down(run.pod, "")
             if why:
-                await self._api.tell(run.pod, f"the moves that were to free its place on node {run.node} ended: {why}")
+                await self._api.report(run.pod, f"the moves that were to free its place on node {run.node} ended: {why}")
 
     # --- after a restart ---
 

@@ -59,7 +59,7 @@ class MoveApi:
         sentence = f"evicted for pod {name}, which needs room on node {node}: a replacement has a seat on node {seat.node}"
         await self._post(seat.pod, contract.EVENT_REASON_MOVED, sentence)
 
-    async def tell(self, pod: PodFacts, sentence: str) -> None:
+    async def report(self, pod: PodFacts, sentence: str) -> None:
         """Write an event of the waiting pod."""
         await self._post(pod, contract.EVENT_REASON_CONSOLIDATION, sentence)
 

@@ -528,22 +528,22 @@ class NvmlDriver:
             raise
 
     def _read_mig_instance(self, parent: Any, handle: Any, parent_uuid: str) -> tuple[MigInstance, int] | None:
-        def tell(name: str, *arguments: Any) -> Any:
+        def query(name: str, *arguments: Any) -> Any:
             return self._timed_call(name, *arguments, of=parent_uuid, expected=_INSTANCE_GONE)
 
-        gpu_instance_id = tell("nvmlDeviceGetGpuInstanceId", handle)
-        placement = tell("nvmlGpuInstanceGetInfo", tell("nvmlDeviceGetGpuInstanceById", parent, gpu_instance_id)).placement
+        gpu_instance_id = query("nvmlDeviceGetGpuInstanceId", handle)
+        placement = query("nvmlGpuInstanceGetInfo", query("nvmlDeviceGetGpuInstanceById", parent, gpu_instance_id)).placement
         memory = self._memory(handle, parent_uuid)
         if memory is None:
             return None
         total, reserved, used = memory
         instance = MigInstance(
-            uuid=tell("nvmlDeviceGetUUID", handle),
+            uuid=query("nvmlDeviceGetUUID", handle),
             parent_uuid=parent_uuid,
-            profile=tell("nvmlDeviceGetName", handle).rpartition("MIG ")[2],
+            profile=query("nvmlDeviceGetName", handle).rpartition("MIG ")[2],
             memory_bytes=promisable_bytes(total, reserved),
             gpu_instance_id=gpu_instance_id,
-            compute_instance_id=tell("nvmlDeviceGetComputeInstanceId", handle),
+            compute_instance_id=query("nvmlDeviceGetComputeInstanceId", handle),
             placement_start=placement.start,
             placement_size=placement.size,
         )
