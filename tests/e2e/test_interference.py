@@ -7,6 +7,7 @@ The test writes the reports: the nodes have no agents. The product reads them on
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import yaml
@@ -55,7 +56,7 @@ def test_busy_pod_joins_calmer_partner_wherever_that_runs(fleet: Fleet) -> None:
         fleet.wait_until_bound(name)
     for calm, busy in (("pair-1", "pair-2"), ("pair-2", "pair-1")):  # only the reports differ
         report(fleet, {calm: CALM, busy: BUSY})
-        eventually(lambda at=calm: node_of_new_pod(fleet) == at, "a pod to join the calm one", seconds=60)
+        eventually(partial(joins, fleet, calm), "a pod to join the calm one", seconds=60)
         assert [node_of_new_pod(fleet) for _ in range(IN_A_ROW)] == [calm] * IN_A_ROW
 
 
@@ -68,6 +69,11 @@ def report(fleet: Fleet, used: Mapping[str, Mapping[str, int]]) -> None:
         found = json.loads(api.send("GET", path))
         found["status"]["utilization"] = [{"podUid": uid, **amounts}]
         api.send("PUT", f"{path}/status", found)
+
+
+def joins(fleet: Fleet, node: str) -> bool:
+    """Whether a pod that comes now goes to this node."""
+    return node_of_new_pod(fleet) == node
 
 
 def node_of_new_pod(fleet: Fleet) -> str:

@@ -19,8 +19,7 @@ import pytest
 from aliquot import contract
 from aliquot.contract import codec
 from aliquot.contract.model import Policy
-from scheduler_plugin.core.backfill.hold import PATIENCE_SECONDS
-from scheduler_plugin.core.backfill.outlook import Outlook
+from scheduler_plugin.core.backfill.hold import PATIENCE_SECONDS, Outlook
 from scheduler_plugin.core.cluster.hold_uids import HOLD_PREFIX
 from scheduler_plugin.core.cluster.journal import Rules
 from scheduler_plugin.core.cluster.pods import PodFacts
