@@ -144,10 +144,13 @@ def warn_of_unknown_resources(draft: Draft) -> None:
 
 
 def warn_of_unknown_annotations(draft: Draft) -> None:
-    """Warn of annotations with our prefix that are unknown."""
+    """Warn of annotations with our prefix that are unknown, and of KAI's annotations that belong to a request the pod has not."""
     unknown = [name for name in draft.annotations if name.startswith(contract.ANNOTATION_PREFIX) and name not in _KNOWN]
     if unknown:
         draft.warnings.append(f"annotation {', '.join(sorted(unknown))} has no effect: known annotations are {', '.join(_KNOWN)}")
+    idle = [name for name in (_KAI_CONTAINER, _KAI_DEVICES) if name in draft.annotations]
+    if idle and not {KAI_FRACTION, KAI_MEMORY} & draft.annotations.keys():
+        draft.warnings.append(f"annotation {', '.join(idle)} has no effect: the pod has neither {KAI_FRACTION} nor {KAI_MEMORY}")
 
 
 def warn_of_priorities(draft: Draft, options: Options) -> None:

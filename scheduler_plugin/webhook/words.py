@@ -8,10 +8,11 @@ tests/unit/scheduler_plugin/webhook/test_words.py walks it.
 Words that a system writes for itself, such as the device that its scheduler chose, ask for nothing and are not here.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from fnmatch import fnmatchcase
+from typing import Any, Final
 
 from aliquot import contract
 from aliquot.contract.errors import quote
@@ -222,6 +223,9 @@ _GROUPS = (
 
 WORDS: Final = (*_HAMI, *_KAI, *_RUNAI, *_NVIDIA, *_VOLCANO, *_MANAGER, *_GROUPS)
 
+_PLACES: Final = (Kind.ANNOTATION, Kind.LABEL)
+_IN_TEMPLATE: Final = "pods do not get it: write it in the metadata of their template"
+
 HOST_MPS: Final = "/tmp/nvidia-mps"  # noqa: S108  (no file of ours: the directory of a host's MPS daemon)
 _MOST_NAMES_CHARS: Final = 120
 
@@ -259,10 +263,40 @@ def _found(draft: Draft) -> Iterator[tuple[Kind, Word, str]]:
     """Yield the words of the pod that are not translated, with their values, wherever they stand: some systems read both places."""
     places = ((Kind.ANNOTATION, draft.annotations), (Kind.LABEL, draft.labels))
     for word in WORDS:
-        if word.fate is not Fate.TRANSLATED and word.kind in (Kind.ANNOTATION, Kind.LABEL):
+        if word.fate is not Fate.TRANSLATED and word.kind in _PLACES:
             for kind, values in places:
                 if (value := values.get(word.name, "")) and value not in word.harmless:
                     yield kind, word, value
+
+
+def warnings_around(around: Iterable[tuple[str, Any]], template: Any) -> Iterator[str]:
+    """Yield a warning for each word that an object around a pod template has, and the template has not: pods do not get it.
+
+    Some systems read such words on a pod's owner as well. Ours on an owner are a mistake.
+
+    Args: around: metadata of the objects, each with its place. template: the template's metadata. All may have any form.
+    """
+    for place, metadata in around:
+        for kind in _PLACES:
+            inside = _texts_of(template, kind)
+            for name, value in _texts_of(metadata, kind).items():
+                if value and inside.get(name) != value and (why := _why_idle_around(kind, name, value)):
+                    yield f"{place}: {kind} {name} has no effect: {why}"
+
+
+def _texts_of(metadata: Any, kind: Kind) -> dict[str, str]:
+    values = metadata.get(f"{kind}s") if isinstance(metadata, dict) else None
+    return {str(name): str(value) for name, value in values.items()} if isinstance(values, dict) else {}
+
+
+def _why_idle_around(kind: Kind, name: str, value: str) -> str:
+    """Say why a word has no effect on an object around a template; empty if it is no word, or asks for nothing."""
+    if name.startswith(contract.ANNOTATION_PREFIX):
+        return _IN_TEMPLATE
+    word = next((word for word in WORDS if word.kind is kind and fnmatchcase(name, word.name.replace("<name>", "*"))), None)
+    if word is None or value in word.harmless:
+        return ""
+    return _IN_TEMPLATE if word.fate is Fate.TRANSLATED else word.text
 
 
 def _warn_of_variables(draft: Draft) -> None:

@@ -252,6 +252,61 @@ def test_annotation_becomes_ours(name):
     assert ours == {f"aliquot.dev/{key}": value for key, value in wanted.items()}
 
 
+AMOUNTS = {
+    "gpu-fraction": "0.5",
+    "gpu-memory": "2048",
+    "gpu-fraction-num-devices": "2",
+    "gpu-fraction-container-name": "main",
+    "gpu-fraction.limit": "0.7",
+    "gpu-memory.limit": "4Gi",
+    "kai.scheduler/container.<name>.gpu-memory.portion.limit": "0.7",
+    "nvidia.com/container.<name>.gpu-memory.request": "4Gi",
+    "nvidia.com/container.<name>.gpu-memory.limit": "8Gi",
+    "nvidia.com/container.<name>.gpu-compute.mode": "sm-sharing",
+    "nvidia.com/include-gpu-uuid": "GPU-1",
+    "nvidia.com/node-scheduler-policy": "spread",
+    "hami.io/webhook": "ignore",
+}
+ASKING: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "ours": ({VGPU: 1, MEMORY: 100}, {}),
+    "ours, whole": ({VGPU: 1}, {}),
+    "MIG": ({"nvidia.com/mig-1g.10gb": 1}, {}),
+    "HAMi": ({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 100}, {}),
+    "Volcano": ({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 100}, {}),
+    "vgpu-manager": ({"nvidia.com/vgpu-number": 1, MEMORY: 100}, {}),
+    "KAI": ({}, {"gpu-memory": "1024", "gpu-fraction-container-name": "main"}),
+    "NVIDIA": ({}, {"nvidia.com/container.main.gpu-memory.request": "4Gi"}),
+}
+
+
+def effect(pod: dict[str, Any]) -> tuple[str, list[Any], tuple[str, ...], bool]:
+    """What admission makes of a pod, without the other systems' annotations and labels that it keeps."""
+    outcome, patch = rules().admit(pod), []
+    for operation in outcome.patch:
+        value = operation["value"]
+        if operation["path"].startswith("/metadata/"):
+            value = {name: text for name, text in value.items() if name.startswith("aliquot.dev/")}
+        patch += [(operation["path"], value)] if value else []
+    return outcome.refusal, patch, outcome.warnings, outcome.is_gpu_pod
+
+
+@pytest.mark.parametrize("where", ["app", "init only", "sidecar"])
+@pytest.mark.parametrize("asking", ASKING)
+def test_no_word_is_without_any_effect_next_to_any_amounts(asking, where):
+    limits, annotations = ASKING[asking]
+    plain = make_pod(limits, annotations=annotations, init=where != "app")
+    if where == "sidecar":
+        plain["spec"]["initContainers"][0]["restartPolicy"] = "Always"
+    dropped = set()
+    for word in [word for word in WORDS if word.kind in (Kind.ANNOTATION, Kind.LABEL)]:
+        pod, name = copy.deepcopy(plain), word.name.replace("<name>", "main")
+        if name not in annotations:
+            pod["metadata"][f"{word.kind}s"][name] = AMOUNTS.get(word.name) or ANNOTATIONS.get(name, ("some", None))[0]
+            dropped |= {name} if effect(pod) == effect(plain) else set()
+    # It asks HAMi to leave the pod alone. Our own resources are ours all the same.
+    assert dropped <= ({"hami.io/webhook"} if asking in ("ours", "ours, whole", "MIG", "vgpu-manager") else set())
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
