@@ -248,7 +248,7 @@ def _count_whole_gpus(draft: Draft, request: PodRequest, options: Options) -> No
 
     Only where all GPUs have exactly the same memory: on a larger GPU the pod would get a part instead of the whole, and on a smaller one it
     would not fit. GPUs that do not exist yet count as well, such as those of a node pool scaled to zero, so only the settings can say
-    whether all are the same. While no GPU is known, no memory is set.
+    whether all are the same. While no GPU is known, no memory is set, and what a template has from before stays.
     """
     whole = _whole_gpus(request)
     sizes = options.device_sizes(request.preferences) if whole else ()
@@ -257,7 +257,7 @@ def _count_whole_gpus(draft: Draft, request: PodRequest, options: Options) -> No
         if asked.memory_bytes is None:
             if options.count_whole_gpus and len(sizes) == 1:
                 containers[asked.container].ask(contract.RESOURCE_VGPU_MEMORY, asked.vgpus * min(sizes))
-        elif asked.memory_bytes not in [units.mib_to_bytes(asked.vgpus * size) for size in sizes]:
+        elif sizes and asked.memory_bytes not in [units.mib_to_bytes(asked.vgpus * size) for size in sizes]:
             raise RequestError(
                 f"container {asked.container} asks for a part of a GPU's memory with {contract.ANNOTATION_ISOLATION}: exclusive, which "
                 f"gives whole GPUs: remove {contract.RESOURCE_VGPU_MEMORY}, or the annotation"

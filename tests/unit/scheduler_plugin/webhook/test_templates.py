@@ -242,6 +242,25 @@ def test_update_of_annotation_keeps_amounts_of_other_containers() -> None:
     assert (main["nvidia.com/vgpu-memory"], other["nvidia.com/vgpu-memory"]) == ("4000", "2000")
 
 
+CLUSTERS = {"no GPU": (), "one size": (GPU_MIB,), "two others": (46068, 143771)}
+
+
+@pytest.mark.parametrize("manager", CLUSTERS)
+@pytest.mark.parametrize("worker", CLUSTERS)
+def test_job_that_another_cluster_rewrote_is_left_as_it_is(manager: str, worker: str) -> None:
+    """MultiKueue copies a Job from its manager cluster to a worker cluster, which has other GPUs."""
+    theirs = Normaliser(Options(lambda _: CLUSTERS[manager], mig_profiles=lambda _: PROFILES))
+    ours = Normaliser(Options(lambda _: CLUSTERS[worker], mig_profiles=lambda _: PROFILES))
+    for pod in PODS.values():
+        found = holding(JOB, "spec/template", template_of(pod))
+        first = admit(JOB, found, normaliser=theirs)
+        copied = patched(found, first)
+        again = admit(JOB, copied, normaliser=ours)
+        assert again.patch == ()
+        refused = [any("will be refused" in warning for warning in outcome.warnings) for outcome in (first, again)]
+        assert refused[0] == refused[1]
+
+
 # --- words around a template ----------------------------------------------------------------------------------------
 
 
