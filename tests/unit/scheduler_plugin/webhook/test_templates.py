@@ -283,10 +283,12 @@ def test_word_on_owner_of_pods_is_named_in_a_warning(word: Word) -> None:
         assert len(warning) <= MAX_WARNING_CHARS
 
 
-def test_our_own_words_on_owner_are_warned_of() -> None:
-    found = around(JOB, "spec/template", annotations={"aliquot.dev/gang": "g", "app.io/x": "1"}, labels={"aliquot.dev/class": "training"})
+def test_our_own_and_unknown_words_on_owner_are_warned_of() -> None:
+    words = {"aliquot.dev/gang": "g", "app.io/x": "1", "kai.scheduler/new": "1", "hami.io/vgpu-time": "1"}
+    found = around(JOB, "spec/template", annotations=words, labels={"aliquot.dev/class": "training"})
     assert admit(JOB, found).warnings == (
         "metadata: annotation aliquot.dev/gang has no effect: pods do not get it: write it in the metadata of their template",
+        "metadata: annotation kai.scheduler/new has no effect: it is not known to Aliquot",
         "metadata: label aliquot.dev/class has no effect: pods do not get it: write it in the metadata of their template",
     )
 

@@ -2,8 +2,8 @@
 """Every word with which a pod of another system can ask for something: the systems' documents name it, so the table has it, and admission
 does with it what the table says.
 
-DOCUMENTED has the words of each system's documents and constants, read at HAMi 4707fb02, KAI d5bc503a, Volcano ed72c7c8 with its
-vgpu-device-plugin 4fb76ba, vgpu-manager 3d7f66d.
+DOCUMENTED has the words of each system's documents and constants, read at HAMi 4707fb02, KAI d5bc503a and the documents at 6a79fdbf,
+Volcano ed72c7c8 with its vgpu-device-plugin 4fb76ba, vgpu-manager 3d7f66d.
 """
 
 import copy
@@ -30,8 +30,9 @@ DOCUMENTED = {
         kai.scheduler/staleness-grace-period kai.scheduler/task-priority kai.scheduler/skip-podgrouper kai.scheduler/subgroup-name
         kai.scheduler/segment-size kai.scheduler/topology kai.scheduler/topology-required-placement
         kai.scheduler/topology-preferred-placement kai.scheduler/segment-topology-required-placement
-        kai.scheduler/segment-topology-preferred-placement kai-scheduler""",
-    "Run:ai": "runai-scheduler runai/queue",
+        kai.scheduler/segment-topology-preferred-placement kai.scheduler/safe-to-consolidate kai.scheduler/background
+        kai.scheduler/ignore-workload-api kai-scheduler""",
+    "Run:ai": "runai-scheduler runai/queue runai/node-pool",
     "NVIDIA": """nvidia.com/container.<name>.gpu-memory.request nvidia.com/container.<name>.gpu-memory.limit
         nvidia.com/container.<name>.gpu-compute.mode nvidia.com/mig-<profile> nvidia.com/gpu.shared NVIDIA_VISIBLE_DEVICES
         NVIDIA_GPU_MEMORY_LIMIT NVIDIA_GPU_MEMORY_REQUEST""",
@@ -225,6 +226,7 @@ ANNOTATIONS = {
     "nvidia.com/device-topology-mode": ("link", {"placement": "topology"}),
     "nvidia.com/vgpu-compute-policy": ("balance", {"cores-mode": "weight"}),
     "kai.scheduler/preemption-delay": ("1h0.5m", {"preemption-delay": "3630s"}),
+    "kai.scheduler/safe-to-consolidate": ("false", {"movable": "false"}),
     "pod-group-name": ("g", None),
     "kai.scheduler/batch-min-member": ("3", None),
     "kai.scheduler/topology-required-placement": ("my-rack", None),
@@ -410,6 +412,20 @@ def test_host_mps_volume_is_warned_of():
     volumes = [{"name": "mps", "hostPath": {"path": "/tmp/nvidia-mps/"}}, {"name": "x", "emptyDir": {}}]
     (warning,) = admitted(make_pod({VGPU: 1, MEMORY: 100}, volumes=volumes))[2].warnings
     assert warning.startswith("a volume mounts /tmp/nvidia-mps of the node")
+
+
+@pytest.mark.parametrize("kind", [Kind.ANNOTATION, Kind.LABEL])
+@pytest.mark.parametrize(
+    "name", ["kai.scheduler/of-tomorrow", "hami.io/of-tomorrow", "volcano.sh/of-tomorrow", "kai.scheduler/container.x.new"]
+)
+def test_word_of_another_system_that_no_row_has_is_warned_of(kind, name):
+    assert admitted(named(kind, name, "some"))[2].warnings == (f"{kind} {name} has no effect: it is not known to Aliquot",)
+
+
+@pytest.mark.parametrize("name", ["hami.io/vgpu-time", "hami.io/bind-phase", "volcano.sh/job-name", "kai.scheduler/top-owner-metadata"])
+def test_word_that_a_system_writes_itself_passes_in_silence(name):
+    for kind in (Kind.ANNOTATION, Kind.LABEL):
+        assert admitted(named(kind, name, "some"))[2].warnings == ()
 
 
 def test_word_is_found_as_label_and_as_annotation():
