@@ -247,6 +247,7 @@ HOST_MPS: Final = "/tmp/nvidia-mps"  # noqa: S108  (no file of ours: the directo
 _MOST_NAMES_CHARS: Final = 120
 _NAMES: Final = tuple(word.name.replace("<name>", "*") for word in WORDS if word.kind in _PLACES)
 """Patterns of annotations and labels."""
+_IDLE: Final = tuple(word for word in WORDS if word.kind in _PLACES and word.fate is not Fate.TRANSLATED)
 
 
 def check_words(draft: Draft, *, left_to: str = "") -> None:
@@ -256,14 +257,8 @@ def check_words(draft: Draft, *, left_to: str = "") -> None:
     Raises: RequestError.
     """
     idle: dict[tuple[Kind, str], list[str]] = {}
-    for kind, word, value in _found(draft):
-        why = _why_idle(draft, word, left_to)
-        if not why:
-            raise RequestError(f"{kind} {word.name}: {quote(value)} is not supported: {word.text}, or remove it")
-        idle.setdefault((kind, why), []).append(word.name)
-    for kind, values in ((Kind.ANNOTATION, draft.annotations), (Kind.LABEL, draft.labels)):
-        if unknown := [name for name in values if is_unknown(name)]:
-            idle[kind, _UNKNOWN] = unknown
+    for kind, name, why in _idle_words(draft, left_to):
+        idle.setdefault((kind, why), []).append(name)
     for (kind, why), names in idle.items():
         # Clients cut long warnings off, so a long list of names becomes one warning each.
         texts = [", ".join(sorted(names))] if sum(map(len, names)) < _MOST_NAMES_CHARS else sorted(names)
@@ -277,23 +272,24 @@ def is_unknown(name: str) -> bool:
     return name.startswith(_DOMAINS) and _WRITTEN.fullmatch(name) is None and not any(fnmatchcase(name, row) for row in _NAMES)
 
 
-def _why_idle(draft: Draft, word: Word, left_to: str) -> str:
-    """Say why a word that is not translated has no effect; empty if the pod must not have it."""
-    if left_to:
-        return f"it is left to scheduler {left_to}"
+def _idle_words(draft: Draft, left_to: str) -> Iterator[tuple[Kind, str, str]]:
+    """Yield each word without effect, and why, wherever it stands: some systems read both places. Raises RequestError."""
+    left = f"it is left to scheduler {left_to}" if left_to else ""
+    for kind, values in ((Kind.ANNOTATION, draft.annotations), (Kind.LABEL, draft.labels)):
+        for word in _IDLE:
+            if (value := values.get(word.name, "")) and value not in word.harmless:
+                yield kind, word.name, left or _why_idle(draft, kind, word, value)
+        for name in filter(is_unknown, values):
+            yield kind, name, left or _UNKNOWN
+
+
+def _why_idle(draft: Draft, kind: Kind, word: Word, value: str) -> str:
+    """Say why a word that is not translated has no effect. Raises RequestError: the pod must not have it."""
     if word.text == _NO_SUBGROUP and contract.ANNOTATION_GANG in draft.annotations:
         return "the pod's gang starts as a whole"
-    return "" if word.fate is Fate.REFUSED else word.text
-
-
-def _found(draft: Draft) -> Iterator[tuple[Kind, Word, str]]:
-    """Yield the words of the pod that are not translated, with their values, wherever they stand: some systems read both places."""
-    places = ((Kind.ANNOTATION, draft.annotations), (Kind.LABEL, draft.labels))
-    for word in WORDS:
-        if word.fate is not Fate.TRANSLATED and word.kind in _PLACES:
-            for kind, values in places:
-                if (value := values.get(word.name, "")) and value not in word.harmless:
-                    yield kind, word, value
+    if word.fate is Fate.REFUSED:
+        raise RequestError(f"{kind} {word.name}: {quote(value)} is not supported: {word.text}, or remove it")
+    return word.text
 
 
 def warnings_around(around: Iterable[tuple[str, Any]], template: Any) -> Iterator[str]:

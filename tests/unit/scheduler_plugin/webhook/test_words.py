@@ -390,10 +390,11 @@ def test_group_that_only_the_replaced_scheduler_would_form_is_warned_of(schedule
 
 def test_words_of_a_pod_that_keeps_its_scheduler_are_left_to_it():
     pod = make_pod({VGPU: 1, MEMORY: 100}, labels={"kai.scheduler/subgroup-name": "x"}, schedulerName="mine")
-    pod["metadata"]["annotations"] = {"pod-group-name": "g"}
+    pod["metadata"]["annotations"] = {"pod-group-name": "g", "kai.scheduler/of-tomorrow": "x"}
     _, ours, outcome = admitted(pod)
     assert ours == {}
-    assert any("kai.scheduler/subgroup-name has no effect: it is left to scheduler mine" in warning for warning in outcome.warnings)
+    for name in ("kai.scheduler/subgroup-name", "kai.scheduler/of-tomorrow"):
+        assert any(f"{name} has no effect: it is left to scheduler mine" in warning for warning in outcome.warnings)
 
 
 @pytest.mark.parametrize("mode", ["nvidia.com/vgpu-mode", "volcano.sh/vgpu-mode"])
