@@ -124,14 +124,12 @@ def test_pods_of_one_claim_share_its_memory_and_survive_each_other(kubectl: Kube
 
 def test_claim_that_fits_no_gpu_waits_with_sentence_and_small_one_runs(kubectl: Kubectl) -> None:
     """kube-scheduler only says that it cannot allocate all claims."""
-    kubectl.apply(
-        claim("vast", request(memory="200Gi")), pod("waiting", {"main": None}, claim="vast", schedulerName=contract.SCHEDULER_NAME)
-    )
+    kubectl.apply(claim("vast", request(memory="200Gi")), pod("waiting", {"main": None}, claim="vast"))
     eventually(lambda: "FailedScheduling" in str(kubectl.events("waiting")), "the scheduler to find no GPU")
     assert f"1 {NodeReason.MEMORY.sentence}" in why(kubectl, "waiting").sentence
-    small = pod("runs", {"main": None}, claim="small", schedulerName=contract.SCHEDULER_NAME)
-    kubectl.apply(claim("small", request(memory="1Gi")), small)
-    kubectl.wait_for_phase("runs", "Running", seconds=60)
+    kubectl.apply(claim("small", request(memory="1Gi")), pod("runs", {"main": None}, claim="small"))
+    running = kubectl.wait_for_phase("runs", "Running", seconds=60)
+    assert running["spec"]["schedulerName"] == contract.SCHEDULER_NAME
     [device] = Client(kubectl, "runs").devices()
     assert why(kubectl, "runs").devices == (f"GPU-{device['uuid']}",)
 
@@ -358,6 +356,7 @@ def test_fixed_shares_are_exact_beside_other_shares(kubectl: Kubectl, product: K
             first, *_ = running(kubectl, names)
             [waiting] = set(names) - set(running(kubectl, names))
             assert memory_in(kubectl, first, "main") == [100 * GIB * MIB]
+            assert kubectl.get("pod", first)["spec"]["schedulerName"] == contract.SCHEDULER_NAME
             kubectl.delete("pod", "share")
             kubectl.wait_for_phase(waiting, "Running", seconds=90)
             kubectl.apply(pod("share-again", {"main": None}, claim="share"))
@@ -403,7 +402,7 @@ def test_pod_after_forced_deletion_prepares_claim_of_same_name_again(kubectl: Ku
 
 
 def test_gated_pod_gets_its_device_after_the_gate_and_job_frees_it(kubectl: Kubectl) -> None:
-    """T24, with a Job."""
+    """T24, with a Job and a StatefulSet."""
     gated = pod("gated", {"main": None}, claim="late")
     gated["spec"]["schedulingGates"] = [{"name": "example.com/wait"}]
     kubectl.apply(claim("late", request(memory="1Gi")), gated)
@@ -414,6 +413,11 @@ def test_gated_pod_gets_its_device_after_the_gate_and_job_frees_it(kubectl: Kube
     kubectl.apply({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": {"template": {"spec": template["spec"]}}})
     eventually(lambda: kubectl.get("job", "job")["status"].get("succeeded") == 1, "the Job to end", seconds=60)
     eventually(lambda: [one["metadata"]["name"] for one in kubectl.all("resourceclaims")] == ["late"], "its claim to go", seconds=60)
+    replicas = deployment("set", 2, {contract.RESOURCE_VGPU_MEMORY: "1Gi"})
+    kubectl.apply({**replicas, "kind": "StatefulSet", "spec": {**replicas["spec"], "serviceName": "set"}})
+    for name in ("set-0", "set-1"):
+        eventually(lambda name=name: name in running(kubectl, [name]), f"{name} to run", seconds=60)  # type: ignore[misc]
+        assert memory_in(kubectl, name, "main") == [GIB * MIB]
 
 
 @pytest.mark.parametrize("spec", [{"nodeName": "not-its-own"}, {"allNodes": True}])
