@@ -6,6 +6,7 @@ The numbers T1, T2, ... are those of the plan of scenarios for this driver.
 
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -463,6 +464,40 @@ def test_running_pods_and_claims_outlive_absence_of_agent(kubectl: Kubectl, prod
     assert memory_in(kubectl, "kept", "main") == [4 * GIB * MIB]
     kubectl.apply(pod("joins", {"main": None}, claim="kept"))
     kubectl.wait_for_phase("joins", "Running", seconds=60)
+
+
+MANY = 110
+"""Kubelet's default for the pods of a node."""
+MOST_TIMES = 1.15
+"""How much longer pods with claims may take than the same pods without GPUs, in one run on one machine."""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_many_claim_pods_run_nearly_as_soon_as_pods_without_gpus(kubectl: Kubectl) -> None:
+    """The second of three rounds has claims, so that a machine that gets slower or faster meanwhile counts half."""
+    kubectl.apply(template("shape", request(memory="1Gi")))
+    before, with_claims, after = (seconds_to_running(kubectl, claims=claims) for claims in (False, True, False))
+    times = 2 * with_claims / (before + after)
+    print(f"{MANY} pods to Running: {with_claims:.1f} s with claims, {before:.1f} and {after:.1f} s without GPUs: {times:.2f} times")
+    assert times <= MOST_TIMES
+
+
+def seconds_to_running(kubectl: Kubectl, *, claims: bool) -> float:
+    """How long it takes to create many pods at once until all run; then they are deleted."""
+    many = []
+    for number in range(MANY):
+        one = pod(f"many-{number}", {"main": None}, claim="")
+        one["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]} if claims else {}
+        one["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "shape"}] if claims else []
+        many.append(one)
+    begun = time.monotonic()
+    kubectl.run("create", "--filename=-", stdin=yaml.safe_dump_all(many))
+    kubectl.run("wait", "pods", "--all", "--for=jsonpath={.status.phase}=Running", "--timeout=300s", timeout_seconds=310)
+    took = time.monotonic() - begun
+    kubectl.delete("pods", "--all")
+    eventually(lambda: not kubectl.all("resourceclaims"), "the claims to be gone", seconds=120)
+    return took
 
 
 def finalizers() -> str:
