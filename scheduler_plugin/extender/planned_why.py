@@ -95,7 +95,7 @@ class PlannedWhy:
     def _of_group(self, pod: PlannedPod, group: Group) -> str:
         found = {one.facts.uid: self._placer.want(one, self._progress.avoided(one.facts.uid)) for one in group.waiting}
         own, wants = found[pod.facts.uid], [want for want in found.values() if isinstance(want, Want)]
-        lacking = group.minimum - group.bound - sum(want is None for want in found.values())
+        lacking = group.minimum - group.bound - list(found.values()).count(None)
         if isinstance(own, str):
             return f"{own}; change it and recreate the pod"
         if lacking > len(wants):
