@@ -226,6 +226,19 @@ async def test_hanging_request_is_answered_before_kubelet_gives_up(node, monkeyp
     assert not node.manager.ledger.grants
 
 
+async def test_next_call_succeeds_after_kubelet_left_the_first(node):
+    """A restarted kubelet calls again while the call of its predecessor still waits."""
+    node.resources.put(claim_object("train", result(0)))
+    node.resources.outage = True
+    left, again = (asyncio.ensure_future(node.claims.prepare(ref("train"))) for _ in range(2))
+    await asyncio.sleep(0.05)
+    left.cancel()
+    node.resources.outage = False
+    (granted,) = await again
+    assert left.cancelled()
+    assert [one.grant_id for one in node.manager.ledger.grants.values()] == [granted.grant_id]
+
+
 async def test_waiting_claim_holds_up_no_other(node):
     node.resources.put(claim_object("big", result(0, mib=5000)))
     node.resources.put(claim_object("small", result(0, mib=10)))
