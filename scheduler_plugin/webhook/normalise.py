@@ -123,6 +123,20 @@ class Normaliser:
         outcome = self._admit(draft, found)
         return replace(outcome, system=system) if outcome.is_gpu_pod else outcome
 
+    def send_to_scheduler(self, pod: Mapping[str, Any]) -> Outcome:
+        """Send a pod with claims of its own for our GPUs to our scheduler. Raises RequestError: this is no pod."""
+        draft = Draft(pod)
+        if draft.node_name:
+            return UNTOUCHED
+        if self._takes(draft.scheduler_name):
+            draft.scheduler_name = self.scheduler_name
+        else:
+            draft.warnings.append(
+                f"schedulerName {draft.scheduler_name} is kept: if it and {self.scheduler_name} both allocate claims, they may give one "
+                "GPU twice, and the agent refuses the second pod"
+            )
+        return Outcome(patch=tuple(draft.patch()), warnings=tuple(draft.warnings))
+
     def serves(self, pod: Mapping[str, Any]) -> bool:
         """Whether the pod is Aliquot's to serve, if it asks for GPUs."""
         try:
