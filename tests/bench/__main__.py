@@ -11,7 +11,7 @@ If a benchmark fails, this program ends with its status.
 import subprocess
 import sys
 
-BENCHMARKS = ("shim", "faults", "clients", "agent", "claims", "extender", "admission", "placement", "cli")
+BENCHMARKS = ("shim", "faults", "clients", "agent", "claims", "extender", "admission", "placement", "mig", "cli")
 ON_REQUEST = ("scale",)
 
 

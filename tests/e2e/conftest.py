@@ -134,6 +134,12 @@ def product(supplied: Target, request: pytest.FixtureRequest) -> Kubectl:
     return supplied.kubectl
 
 
+@pytest.fixture(scope="session")
+def without_product(target: Target) -> None:
+    """The product is not installed in the cluster: its policies would refuse the bindings of these processes."""
+    assert not target.kubectl.all("namespaces", f"--field-selector=metadata.name={AGENT_NAMESPACE}"), "these scenarios run first"
+
+
 @pytest.fixture
 def bare(supplied: Target) -> Iterator[Target]:
     """A cluster that has the images and nothing else of ours; what was installed before is there again afterwards."""

@@ -14,6 +14,7 @@ from typing import Any
 from aliquot import contract
 from aliquot.contract.gpunode import API_VERSION
 from tests.e2e.cluster.cluster import Cluster
+from tests.e2e.cluster.components import Component
 from tests.e2e.cluster.paths import ROOT
 from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.scale import GPU_MEMORY_MIB, GPUS_PER_NODE, Api, fake_nodes_kept_ready, inventory, node_object, schedulers
@@ -38,6 +39,17 @@ class Fleet:
             return self.cluster.in_node("busybox", "wget", "-q", "-O-", "http://127.0.0.1:9412/readyz").returncode == 0
 
         eventually(answers, "the extender to have listed the cluster", seconds=READY_SECONDS)
+
+    def replace_extender(self, program: str, *options: str) -> None:
+        """Run the extender by another program, given as text, with more options. It ends with the fleet."""
+        extender, _ = self.processes
+        shipped = schedulers(self.cluster)[contract.SCHEDULER_NAME][extender]
+        at = shipped.command.index("-m")
+        self.cluster.stop(extender)
+        self.cluster.start(
+            extender, Component([*shipped.command[:at], "-c", program, *shipped.command[at + 2 :], *options], shipped.environment)
+        )
+        self.wait_until_it_answers()
 
     def create(self, *pods: Object) -> None:
         self.kubectl.run("create", "--filename=-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": pods}))
@@ -67,9 +79,17 @@ class Fleet:
         eventually(lambda: wanted <= self.nodes_of().keys(), "the other pods to be bound", seconds=READY_SECONDS)
 
 
-def pod(name: str, *, gpus: int = 1, priority: str = LOW, annotations: Mapping[str, str] | None = None, node: str = "") -> Object:
-    """Return a pod with whole GPUs, as the webhook leaves it."""
-    limits = {contract.RESOURCE_VGPU: str(gpus), contract.RESOURCE_VGPU_MEMORY: str(gpus * GPU_MEMORY_MIB)}
+def pod(
+    name: str,
+    *,
+    gpus: int = 1,
+    mib: int = GPU_MEMORY_MIB,
+    priority: str = LOW,
+    annotations: Mapping[str, str] | None = None,
+    node: str = "",
+) -> Object:
+    """Return a pod with whole GPUs, or with ``mib`` of each, as the webhook leaves it."""
+    limits = {contract.RESOURCE_VGPU: str(gpus), contract.RESOURCE_VGPU_MEMORY: str(gpus * mib)}
     spec: Object = {
         "schedulerName": contract.SCHEDULER_NAME,
         "containers": [{"name": "main", "image": "none", "resources": {"limits": limits}}],

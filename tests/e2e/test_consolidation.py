@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -92,8 +93,10 @@ def counted(system: Kubectl, metric: str, **labels: str) -> float:
 
 
 @pytest.mark.timeout(2 * START_SECONDS + SEARCH_SECONDS + MOVES_SECONDS + 400)
-def test_small_pods_move_within_budget_until_large_pod_starts(kubectl: Kubectl, consolidating: Kubectl, small: dict[str, str]) -> None:
-    before = small
+def test_small_pods_move_within_budget_until_large_pod_starts(
+    kubectl: Kubectl, consolidating: Kubectl, small: dict[str, str], tmp_path: Path
+) -> None:
+    before, certificate = small, tmp_path / "plan.json"
 
     # The budget allows no disruption: the scheduler finds no plan, and no pod ends.
     kubectl.apply(large_pod())
@@ -103,8 +106,10 @@ def test_small_pods_move_within_budget_until_large_pod_starts(kubectl: Kubectl, 
 
     # The budget allows one at a time: four pods move, and the large pod starts on the GPUs that they left.
     kubectl.apply(budget("small", minAvailable=GPUS - 1))
-    plan = plan_for(kubectl, "large")
+    plan = plan_for(kubectl, "large", certificate)
     assert len(plan["moves"]) == GPUS - LARGE_GPUS
+    checked = CliRunner().invoke(main, ["defrag", "check", str(certificate)])
+    assert checked.exit_code == 0, f"the plan replays to the same end: {checked.output}"
     kubectl.wait_for_phase("large", "Running", seconds=MOVES_SECONDS)
     large = kubectl.get("pod", "large")
     assert len(set(assigned_uuids(large))) == LARGE_GPUS
@@ -122,11 +127,12 @@ def test_small_pods_move_within_budget_until_large_pod_starts(kubectl: Kubectl, 
     assert {event["involvedObject"]["name"] for event in moved} == before.keys() - after.keys()
 
 
-def plan_for(kubectl: Kubectl, pod: str) -> dict:
-    """What ``aliquot defrag plan`` shows, once the scheduler knows the new budget."""
+def plan_for(kubectl: Kubectl, pod: str, certificate: Path) -> dict:
+    """What ``aliquot defrag plan`` shows and saves, once the scheduler knows the new budget."""
+    saved = ("--save", str(certificate), "-o", "json")
 
     def planned() -> dict | None:
-        arguments = ["defrag", "plan", f"{kubectl.namespace}/{pod}", "--kubeconfig", str(kubectl.kubeconfig), "-o", "json"]
+        arguments = ["defrag", "plan", f"{kubectl.namespace}/{pod}", "--kubeconfig", str(kubectl.kubeconfig), *saved]
         result = CliRunner().invoke(main, arguments)
         return json.loads(result.output) if result.exit_code == 0 else None
 

@@ -11,10 +11,8 @@ import pytest
 
 from aliquot import contract
 from tests.e2e.cluster.cluster import Cluster
-from tests.e2e.conftest import Target
 from tests.e2e.fleet import HIGH, LOW, Fleet, gang, pod, running_fleet
 from tests.e2e.kubectl import Kubectl, eventually
-from tests.e2e.product import AGENT_NAMESPACE
 from tests.e2e.scale import GPUS_PER_NODE
 
 CLIQUES = {"fleet-a1": "a", "fleet-a2": "a", "fleet-b1": "b", "fleet-b2": "b"}
@@ -23,12 +21,6 @@ RESTARTED_SECONDS = 1.5
 """A process that is killed starts again a second later."""
 SLACK_SECONDS = 2.0
 """For kubectl itself, which takes up to a second a call, and there are two."""
-
-
-@pytest.fixture(scope="module")
-def without_product(target: Target) -> None:
-    """The product is not installed in the cluster: its policies would refuse the bindings of these processes."""
-    assert not target.kubectl.all("namespaces", f"--field-selector=metadata.name={AGENT_NAMESPACE}"), "these scenarios run first"
 
 
 @pytest.fixture(scope="module")

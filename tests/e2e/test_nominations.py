@@ -13,11 +13,8 @@ import pytest
 from aliquot import contract
 from scheduler_plugin.services.nominator import FIRST
 from tests.e2e.cluster.cluster import Cluster
-from tests.e2e.cluster.components import Component
-from tests.e2e.conftest import Target
 from tests.e2e.fleet import Fleet, pod, running_fleet
 from tests.e2e.kubectl import Kubectl, eventually
-from tests.e2e.product import AGENT_NAMESPACE
 from tests.e2e.scale import schedulers
 
 NODES = {"burst-1": "a", "burst-2": "a", "burst-3": "a", "burst-4": "a"}
@@ -33,22 +30,11 @@ sys.exit(program.main())
 
 
 @pytest.fixture
-def without_product(target: Target) -> None:
-    """The product is not installed in the cluster: its policies would refuse the bindings of these processes."""
-    assert not target.kubectl.all("namespaces", f"--field-selector=metadata.name={AGENT_NAMESPACE}"), "these scenarios run first"
-
-
-@pytest.fixture
 def fleet(without_product: None, node: Cluster, kubectl: Kubectl) -> Iterator[Fleet]:
     """Four nodes, and an extender that nominates on them."""
     del without_product
     with running_fleet(node, NODES) as running:
-        extender, _ = running.processes
-        shipped = schedulers(node)[contract.SCHEDULER_NAME][extender]
-        at = shipped.command.index("-m")
-        node.stop(extender)
-        node.start(extender, Component([*shipped.command[:at], "-c", PROGRAM, *shipped.command[at + 2 :]], shipped.environment))
-        running.wait_until_it_answers()
+        running.replace_extender(PROGRAM)
         yield replace(running, kubectl=kubectl)
         kubectl.run("delete", "pods", "--all", "--force", "--grace-period=0")
 

@@ -19,7 +19,7 @@ import pytest
 from aliquot import contract
 from aliquot.contract import codec
 from aliquot.contract.model import Policy
-from scheduler_plugin.core.backfill.hold import PATIENCE_SECONDS
+from scheduler_plugin.core.backfill.hold import PATIENCE_SECONDS, Outlook
 from scheduler_plugin.core.cluster.hold_uids import HOLD_PREFIX
 from scheduler_plugin.core.cluster.journal import Rules
 from scheduler_plugin.core.cluster.pods import PodFacts
@@ -276,20 +276,21 @@ async def test_right_statements_start_large_pod_at_first_time_that_was_said() ->
             world.create_small(number)
         await world.tick()
         world.create_large("large", 1)
-        said: float | None = None
+        said: list[Outlook] = []
+        free_at: float | None = None
         for number in range(100, 160):
             world.create_small(number)
             await world.tick()
-            hold = world.context.held_room.held
-            if said is None and hold is not None:
-                said = max(
-                    (end for pod in world.pods.values() if pod.node_name in hold.nodes and (end := world.stated_end(pod))), default=0.0
-                )
             if "large-0" in world.started:
                 break
-        assert "large-0" in world.started
-        if said is not None:
-            assert world.started["large-0"] <= max(said, world.now - TICK_SECONDS * 60) + TICK_SECONDS
+            if (hold := world.context.held_room.held) is not None:
+                said.append(world.context.held_room.outlook)
+                if free_at is None:
+                    free_at = max(end for pod in world.pods.values() if pod.node_name in hold.nodes and (end := world.stated_end(pod)))
+        start = world.started["large-0"]
+        assert start == free_at, "pods that came later must not delay it"
+        assert all(outlook.low <= start <= outlook.high for outlook in said)
+        assert all(abs(outlook.middle - start) < TICK_SECONDS / 2 for outlook in said)
 
 
 async def test_same_histories_starve_large_pod_without_held_room() -> None:

@@ -3,6 +3,8 @@
 
 import json
 from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -16,7 +18,6 @@ from aliquot_cli.__main__ import main
 from aliquot_cli.output import Output
 from aliquot_lab.simulate import benchmark
 from aliquot_lab.simulate import run as run_module
-from aliquot_lab.simulate.baselines import BASELINES
 from aliquot_lab.simulate.departures import denser, replay_departures
 from aliquot_lab.simulate.extender import ExtenderEngine
 from aliquot_lab.simulate.published import read_published
@@ -26,6 +27,8 @@ from aliquot_lab.simulate.trace import NODE_LIST, PodClass, TraceError, arrivals
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS
 from tests.unit.aliquot_lab.simulate.test_baselines import node, pod
 from tests.unit.aliquot_lab.simulate.test_trace import TRACE
+
+PAGE = Path(benchmark.__file__).parents[2] / "docs/measurements/placement.md"
 
 
 def task(policy="frag", seed=1):
@@ -276,7 +279,7 @@ def test_benchmark_prints_every_section_of_the_page(replayed):
     assert {options.most_pods for options in replayed if options.load} == {benchmark.QUICK_PODS}
     document = json.loads(CliRunner().invoke(main, ["simulate", "--trace", str(TRACE), "--benchmark", "quick", "-o", "json"]).output)
     assert list(document) == titles
-    assert document[titles[0]] == {"seeds": [42]}
+    assert document[titles[0]] == {"seeds": [1000]}
 
 
 def test_benchmark_takes_no_other_choice(replayed):
@@ -286,21 +289,47 @@ def test_benchmark_takes_no_other_choice(replayed):
     assert not replayed
 
 
-def test_full_benchmark_has_the_lists_and_seeds_of_the_page():
-    first, departures, *moves, others, rated, defaults, apart = (
-        section.options(TRACE, benchmark.Extent.FULL, 1, Output.TABLE) for section in benchmark.SECTIONS
-    )
-    assert (first.lists, list(first.seeds)) == ((), list(range(42, 52)))
-    assert (departures.load, list(departures.seeds)) == (0.9, [42, 43, 44])
-    assert [(found.policies, found.load, found.consolidates, found.most_pods) for found in moves] == [
+def rows_of_page(section: str) -> list[list[str]]:
+    """Return the cells of the first table in a section of the page that has the figures."""
+    text = PAGE.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    lines = text[text.index("\n|---") :].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in takewhile(lambda line: line.startswith("|"), lines)]
+
+
+def sections_of(title: str) -> list[Any]:
+    return [
+        section.options(TRACE, benchmark.Extent.FULL, 1, Output.TABLE) for section in benchmark.SECTIONS if section.title.startswith(title)
+    ]
+
+
+@pytest.mark.parametrize("section", ["Result at full load", "Whole nodes and refused pods"])
+def test_full_benchmark_has_lists_and_seeds_of_the_page(section):
+    seed_of = {name: seed for found in sections_of("Result at full load") for name in found.lists for seed in found.seeds}
+    lists = [row[0] for row in rows_of_page(section) if "**" not in row[0] and " lists" not in row[0]]
+    assert {name.removesuffix(" *"): 42 if name.endswith("*") else 1000 for name in lists}.items() <= seed_of.items()
+    assert len(lists) in {17, len(seed_of)}
+
+
+def test_full_benchmark_has_departures_and_policies_of_the_page():
+    replays = {(name, found.load, seed) for found in sections_of("With departures") for name in found.lists for seed in found.seeds}
+    rows = [row[0].replace(" *", "").split(", ") for row in rows_of_page("With departures")]
+    assert replays == {(name, float(load), int(seed)) for name, load, seed in rows}
+    assert [(found.policies, found.load, found.consolidates, found.most_pods) for found in sections_of("Moves")] == [
         (("frag",), 1.0, False, 6000),
         (("frag",), 1.0, True, 6000),
         (("spread",), 0.9, False, 6000),
         (("spread",), 0.9, True, 6000),
     ]
-    assert set(others.policies) | set(first.policies) == {policy for policy, published in BASELINES.items() if published} | {"frag"}
+    (others,) = sections_of("The other policies")
+    assert set(others.policies) == {row[0] for row in rows_of_page("The other policies")}
+    rated, defaults = sections_of("Pods without GPUs")
     assert (rated.rates_cpu_pods, defaults.rates_cpu_pods, rated.lists) == (True, False, defaults.lists)
-    assert apart.own_cores
+    assert [found.own_cores for found in sections_of("Compute and memory apart")] == [True]
+
+
+def test_quick_benchmark_replays_few_lists_of_each_section():
+    quick = [section.options(TRACE, benchmark.Extent.QUICK, 1, Output.TABLE) for section in benchmark.SECTIONS]
+    assert all(1 <= len(options.lists) <= 2 and len(options.seeds) == 1 for options in quick)
 
 
 @pytest.fixture
