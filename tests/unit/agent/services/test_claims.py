@@ -209,6 +209,7 @@ async def test_waits_until_driver_lists_gpus_but_not_for_ever(tmp_path):
     assert not waiting.done()
     node.clock.seconds += module.WAIT_SECONDS / 2
     refusal = await waiting
+    assert isinstance(refusal, Refusal)
     assert (refusal.reason, "no GPU is known on this node yet" in refusal.message) == (Reason.NOT_READY, True)
     waiting = asyncio.ensure_future(node.claims.prepare(ref("train")))
     await asyncio.sleep(0.05)
