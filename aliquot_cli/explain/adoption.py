@@ -19,6 +19,7 @@ from aliquot_cli.explain.manifests import device_sizes, mig_profiles
 from scheduler_plugin.webhook.adoption import becomes
 from scheduler_plugin.webhook.amounts import Options
 from scheduler_plugin.webhook.normalise import Normaliser, Outcome
+from scheduler_plugin.webhook.words import warnings_around
 
 Json = Mapping[str, Any]
 NamespaceRule = Callable[[Json], str]
@@ -50,6 +51,8 @@ class Asked:
     pod: Json
     pods: int = 1
     """How many pods of this kind were found; 1 for a template."""
+    around: tuple[tuple[str, Json], ...] = ()
+    """The metadata of the objects around a template, each with its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +103,30 @@ def _owner(item: Json) -> str:
     return next((f"{one.get('kind')}/{one.get('name')}" for one in owners if one.get("controller")), "")
 
 
-def in_object(value: Any, namespace: str = "", name: str = "") -> Iterator[Asked]:
-    """Yield the pod, or each pod template at any depth, of one object of any kind. Args: namespace, name: of the object around it."""
-    if isinstance(value, dict):
-        metadata, spec = value.get("metadata"), value.get("spec")
-        metadata = metadata if isinstance(metadata, dict) else None
-        if "kind" in value and metadata is not None:
-            namespace = str(metadata.get("namespace") or namespace)
-            name = f"{value['kind']}/{_name(metadata)}"
-        if isinstance(spec, dict) and isinstance(spec.get("containers"), list):
-            yield Asked(namespace, name, {"metadata": {**(metadata or {}), "namespace": namespace}, "spec": spec})
-            return
-        value = list(value.values())
+def in_object(value: Any) -> Iterator[Asked]:
+    """Yield the pod, or each pod template at any depth, of one object of any kind."""
+    return _within(value, Asked("", "", {}), "")
+
+
+def _within(value: Any, outer: Asked, path: str) -> Iterator[Asked]:
+    """Yield the pods at any depth. Args: outer: the object around, without a pod yet; path: of the value in it."""
     if isinstance(value, list):
-        for item in value:
-            yield from in_object(item, namespace, name)
+        for place, entry in enumerate(value):
+            yield from _within(entry, outer, f"{path}{place}.")
+    elif isinstance(value, dict):
+        metadata, spec = _mapping(value.get("metadata")), _mapping(value.get("spec"))
+        if "kind" in value and "metadata" in value:
+            outer, path = Asked(str(metadata.get("namespace") or outer.namespace), f"{value['kind']}/{_name(metadata)}", {}), ""
+        if isinstance(spec.get("containers"), list):
+            yield replace(outer, pod={"metadata": {**metadata, "namespace": outer.namespace}, "spec": spec})
+            return
+        outer = replace(outer, around=(*outer.around, (f"{path}metadata", metadata)))
+        for key, entry in value.items():
+            yield from _within(entry, outer, f"{path}{key}.")
+
+
+def _mapping(value: Any) -> Json:
+    return value if isinstance(value, dict) else {}
 
 
 def _name(metadata: Json) -> str:
@@ -193,7 +205,8 @@ class Reporter:
             today = SERVED
         else:
             today = LEFT if namespace == ADOPTED and fate == OTHERS else namespace
-        return Row(asked.namespace, asked.object, outcome.system, today, fate, text, outcome.warnings, asked.pods)
+        lost = warnings_around(asked.around, asked.pod["metadata"]) if self._adopting.places(asked.pod) else ()
+        return Row(asked.namespace, asked.object, outcome.system, today, fate, text, (*outcome.warnings, *lost), asked.pods)
 
 
 def _fate(outcome: Outcome, pod: Json) -> tuple[str, str]:

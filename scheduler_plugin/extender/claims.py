@@ -35,6 +35,8 @@ from scheduler_plugin.extender.cache import keep
 from scheduler_plugin.extender.claim_holds import ClaimHolds, add_use
 from scheduler_plugin.ports import Clock
 
+CLASS_PREFIX: Final = "deviceclass.resource.kubernetes.io/"
+"""Each DeviceClass gives out the extended resource of this prefix and its name. Source: KEP-5004."""
 MOST_KEPT: Final = 128
 """Verdicts kept, by the shape of a pod's claims."""
 MOST_PREDICTED: Final = 250_000
@@ -134,6 +136,15 @@ class ClaimVerdicts:
         """Whether a DeviceClass selects GPUs of Aliquot, or may: while classes are not known, each may."""
         selectors = ((self.pools.classes.get(name) or {}).get("spec") or {}).get("selectors") or ()
         return not self.is_current or any(contract.DRA_DRIVER in one["cel"]["expression"] for one in selectors)
+
+    def is_our_resource(self, name: str) -> bool:
+        """Whether a DeviceClass that selects GPUs of Aliquot gives out an extended resource. Without classes only the class in the name
+        tells.
+        """
+        if name.startswith(CLASS_PREFIX):
+            return self.is_our_class(name.removeprefix(CLASS_PREFIX))
+        given = (one for one, found in self.pools.classes.items() if (found.get("spec") or {}).get("extendedResourceName") == name)
+        return any(map(self.is_our_class, given))
 
     def query(self, pod: PodFacts) -> ClaimQuery | str:
         """Return what a pod claims; a sentence if kube-scheduler alone decides."""

@@ -15,7 +15,7 @@ is unknown here; then another node is planned.
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -132,6 +132,23 @@ class ClaimPlanner:
         held = await self._planned()
         await self._carry_out(held)
 
+    # --- what ``PlannedWhy`` asks ---
+
+    def is_paused(self, uid: str) -> bool:
+        """Whether a write for a pod was refused lately, so that the next one waits."""
+        return self._pauses.get(uid, (-inf, 0.0))[0] > self._context.clock.monotonic()
+
+    def avoided(self, uid: str) -> Collection[str]:
+        """Return the nodes that a pod does not get for a while, because kube-scheduler could not use it there."""
+        now = self._context.clock.monotonic()
+        return [node for node, until in self._avoided.get(uid, {}).items() if until > now]
+
+    def ending(self) -> frozenset[str]:
+        """Return the UIDs of the pods that end already."""
+        return self._victims.ending(self._context.clock.now())
+
+    # --- rounds ---
+
     def _stamp(self) -> object:
         pools = self._context.claims.pools
         return self._pods.change_count, pools.change_count, self._context.state.freed_count, self._placer.nodes_version
@@ -178,17 +195,16 @@ class ClaimPlanner:
 
     async def _plan(self, group: Group, found: _Round) -> None:
         """Plan one group."""
-        now = self._context.clock.monotonic()
-        if any(self._pauses.get(pod.facts.uid, (-inf, 0.0))[0] > now for pod in group.waiting):
+        if any(self.is_paused(pod.facts.uid) for pod in group.waiting):
             return
-        wants, ready = await self._sorted(group, now, found)
+        wants, ready = await self._sorted(group, self._context.clock.monotonic(), found)
         lacking = group.minimum - group.bound - len(ready)
         if lacking <= 0:
             found.writes.append(((), [pod for pod in ready if pod.is_held]))
             await self._plan_more(group, wants, len(ready), found)
         elif lacking > len(wants):
             self._give_up(ready, found)
-            await self._report([want.pod for want in wants], self._incomplete(group))
+            await self._report([want.pod for want in wants], group.incomplete)
         elif group.gang is None:
             await self._plan_alone(wants[0], found)
         elif placements := self._place(wants[:lacking]):
@@ -245,10 +261,6 @@ class ClaimPlanner:
         held = [pod for pod in ready if pod.is_held]
         found.frees += held
         return bool(held)
-
-    def _incomplete(self, group: Group) -> str:
-        known = group.bound + len(group.waiting)
-        return f"gang: {group.minimum} members must start together, and {known} can be planned now" if group.gang is not None else ""
 
     def _place(self, wants: Sequence[Want]) -> Sequence[Placement]:
         """Place pods, and count them for the rest of the round."""

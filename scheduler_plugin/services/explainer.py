@@ -23,6 +23,7 @@ from scheduler_plugin.core.explain.replay import recorded
 from scheduler_plugin.core.explain.why import Start, Why, completed, explain_pod
 from scheduler_plugin.core.fit.kube_filters import Scope
 from scheduler_plugin.extender.context import ExtenderContext
+from scheduler_plugin.extender.planned_why import why_without_planner
 
 ALLOWED_PER_SECOND: Final = 2.0
 ALLOWED_AT_ONCE: Final = 8.0
@@ -50,11 +51,23 @@ class DecisionLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Explainer:
     """Explains the decisions of one scheduler."""
 
-    def __init__(self, context: ExtenderContext, rules: Rules, age_seconds: Callable[[], float]) -> None:
-        """Args: age_seconds: how long ago the oldest stream was current; infinite before all were."""
+    def __init__(
+        self,
+        context: ExtenderContext,
+        rules: Rules,
+        age_seconds: Callable[[], float],
+        why_planned: Callable[[PodFacts], str] = why_without_planner,
+    ) -> None:
+        """Make it.
+
+        Args:
+            age_seconds: how long ago the oldest stream was current; infinite before all were.
+            why_planned: says what a pod waits for whose claims are allocated here; empty if it waits for nothing here.
+        """
         self._context = context
         self._rules = rules
         self._age_seconds = age_seconds
+        self._why_planned = why_planned
         self._allowance = ALLOWED_AT_ONCE
         self._counted_at = context.clock.monotonic()
 
@@ -87,9 +100,12 @@ class Explainer:
         claims, name = self._context.claims, f"{pod.namespace}/{pod.name}"
         if pod.node_name:
             return Why(name, pod.uid, pod.node_name, claims.devices_of(pod))
+        if planned := self._why_planned(pod):
+            return Why(name, pod.uid, refusal=planned, gates=pod.gates, by_claims=True)
         query = claims.query(pod)
         if isinstance(query, str):
-            return Why(name, pod.uid, refusal=query)
+            why = Why(name, pod.uid, gates=pod.gates)
+            return msgspec.structs.replace(why, refusal=f"{why.held_back}{query}")
         state, scope = self._context.state, Scope.of(self._context.state)
         verdict = claims.judge(pod, query)
         with state.without(pod.uid):

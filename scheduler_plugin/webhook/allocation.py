@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether a pod's vGPUs become ResourceClaims, and who allocates a pod's claims.
+"""Decides whether a pod's vGPUs become ResourceClaims, who allocates a pod's claims, and which claims are for our GPUs.
 
 A node gives out its GPUs in one way, so a pod can run on one kind of node only.
 
@@ -18,6 +18,7 @@ from aliquot.kube.requests import namespaced, object_path
 from aliquot.placement.request import RequestError
 from scheduler_plugin.core.claims.templates import is_ours
 from scheduler_plugin.ports import ObjectApi
+from scheduler_plugin.webhook.draft import Draft
 
 KEPT_SECONDS: Final = 5.0
 """How long the label of a namespace that was just read is not read again: a Deployment makes many pods at once."""
@@ -34,10 +35,18 @@ class AllocationRule:
         objects: ObjectApi,
         monotonic: Callable[[], float],
         is_our_class: Callable[[str], bool] = lambda _: True,
+        is_our_resource: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Args: nodes: returns the allocation of each node with GPUs. is_our_class: whether a DeviceClass may select GPUs of Aliquot."""
+        """Make it.
+
+        Args:
+            nodes: returns the allocation of each node with GPUs.
+            is_our_class: whether a DeviceClass may select GPUs of Aliquot.
+            is_our_resource: whether such a class gives out an extended resource.
+        """
         self._nodes = nodes
         self._is_our_class = is_our_class
+        self._is_our_resource = is_our_resource
         self._objects = objects
         self._monotonic = monotonic
         self._kept: dict[str, tuple[float, Allocation | None]] = {}
@@ -64,6 +73,10 @@ class AllocationRule:
             if name and await self._may_be_ours(object_path(namespaced(plural, namespace, RESOURCES), str(name))):
                 return True
         return False
+
+    def asks_ours(self, pod: Mapping[str, Any]) -> bool:
+        """Whether a pod asks for GPUs of Aliquot by the resource of a DeviceClass. Raises RequestError: this is no pod."""
+        return any(self._is_our_resource(name) for one in Draft(pod).containers for name in (*one.limits, *one.requests))
 
     async def _may_be_ours(self, path: str) -> bool:
         try:

@@ -82,7 +82,9 @@ class Grouper:
         named = named_pod_group(draft, scheduling_groups=self._normaliser.options.scheduling_groups)
         if named is not None:
             group = await self._run(find_pod_group(*named), namespace)
-            return Finding(group.name, group.minimum, f"PodGroup {quote(group.name)}", group.domain)
+            source = f"PodGroup {quote(group.name)}"
+            idle = f"{source}: {', '.join(group.idle)} of its spec has no effect here" if group.idle else ""
+            return Finding(group.name, group.minimum, source, group.domain, warning=idle)
         asked = await self._asked(draft, namespace)
         return None if asked is _Asked.NOT else await self._find_in_owners(draft, namespace, asked)
 

@@ -123,6 +123,20 @@ class Normaliser:
         outcome = self._admit(draft, found)
         return replace(outcome, system=system) if outcome.is_gpu_pod else outcome
 
+    def send_to_scheduler(self, pod: Mapping[str, Any]) -> Outcome:
+        """Send a pod with claims of its own for our GPUs to our scheduler. Raises RequestError: this is no pod."""
+        draft = Draft(pod)
+        if draft.node_name:
+            return UNTOUCHED
+        if self._takes(draft.scheduler_name):
+            draft.scheduler_name = self.scheduler_name
+        else:
+            draft.warnings.append(
+                f"schedulerName {draft.scheduler_name} is kept: if it and {self.scheduler_name} both allocate claims, they may give one "
+                "GPU twice, and the agent refuses the second pod"
+            )
+        return Outcome(patch=tuple(draft.patch()), warnings=tuple(draft.warnings))
+
     def serves(self, pod: Mapping[str, Any]) -> bool:
         """Whether the pod is Aliquot's to serve, if it asks for GPUs."""
         try:
@@ -248,7 +262,7 @@ def _count_whole_gpus(draft: Draft, request: PodRequest, options: Options) -> No
 
     Only where all GPUs have exactly the same memory: on a larger GPU the pod would get a part instead of the whole, and on a smaller one it
     would not fit. GPUs that do not exist yet count as well, such as those of a node pool scaled to zero, so only the settings can say
-    whether all are the same. While no GPU is known, no memory is set.
+    whether all are the same. While no GPU is known, no memory is set, and what a template has from before stays.
     """
     whole = _whole_gpus(request)
     sizes = options.device_sizes(request.preferences) if whole else ()
@@ -257,7 +271,7 @@ def _count_whole_gpus(draft: Draft, request: PodRequest, options: Options) -> No
         if asked.memory_bytes is None:
             if options.count_whole_gpus and len(sizes) == 1:
                 containers[asked.container].ask(contract.RESOURCE_VGPU_MEMORY, asked.vgpus * min(sizes))
-        elif asked.memory_bytes not in [units.mib_to_bytes(asked.vgpus * size) for size in sizes]:
+        elif sizes and asked.memory_bytes not in [units.mib_to_bytes(asked.vgpus * size) for size in sizes]:
             raise RequestError(
                 f"container {asked.container} asks for a part of a GPU's memory with {contract.ANNOTATION_ISOLATION}: exclusive, which "
                 f"gives whole GPUs: remove {contract.RESOURCE_VGPU_MEMORY}, or the annotation"

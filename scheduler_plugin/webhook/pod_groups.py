@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """PodGroups of other systems: a pod names one, and the PodGroup has the minimum size. By one table; pure, as ``owner_groups``.
 
-A PodGroup that cannot be honoured is refused: a gang here has one minimum, and no sub-groups.
+A PodGroup that cannot be honoured is refused: a gang here has one minimum, and no sub-groups. Other fields, such as the queue, have no
+effect; their names are part of what is read, so that the pod gets a warning.
 """
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from aliquot.contract.errors import quote
@@ -22,6 +23,8 @@ class PodGroup:
     minimum: int
     domain: tuple[DomainMode, str] | None = None
     """The node label by which its members must, or should, be in one domain."""
+    idle: tuple[str, ...] = ()
+    """Fields of its spec without effect."""
 
 
 Reading: TypeAlias = Generator[Reference, Json | None, PodGroup]
@@ -37,6 +40,8 @@ class PodGroupApi:
     api_versions: tuple[str, ...]
     """The newest first. A cluster serves some of them, or none."""
     read: Callable[[str, Json], PodGroup]
+    known: tuple[str, ...] = ("minMember",)
+    """Fields of the spec that have their effect, or ask for nothing."""
 
 
 def find_pod_group(api: PodGroupApi, name: str) -> Reading:
@@ -44,7 +49,9 @@ def find_pod_group(api: PodGroupApi, name: str) -> Reading:
     for version in api.api_versions:
         found = yield Reference(version, "podgroups", "PodGroup", name)
         if found is not None:
-            return api.read(name, _mapping(found.get("spec")))
+            spec = _mapping(found.get("spec"))
+            group = api.read(name, spec)
+            return replace(group, idle=(*group.idle, *sorted(field for field, value in spec.items() if value and field not in api.known)))
     raise RequestError(
         f"{api.word} names PodGroup {quote(name)}, but its namespace has none of {' or '.join(api.api_versions)}: create it before the pod"
     )
@@ -67,10 +74,10 @@ def _of_kai(name: str, spec: Json) -> PodGroup:
     if spec.get("subGroups"):
         raise RequestError(f"PodGroup {quote(name)} has subGroups, which are not supported: give each of them a PodGroup of its own")
     topology = _mapping(spec.get("topologyConstraint"))
-    for field, mode in (("requiredTopologyLevel", DomainMode.REQUIRED), ("preferredTopologyLevel", DomainMode.PREFERRED)):
-        if level := str(topology.get(field) or ""):
-            return PodGroup(name, _least(spec), (mode, level))
-    return PodGroup(name, _least(spec))
+    modes = {"requiredTopologyLevel": DomainMode.REQUIRED, "preferredTopologyLevel": DomainMode.PREFERRED}
+    levels = [(field, mode, str(topology[field])) for field, mode in modes.items() if topology.get(field)]
+    domain = levels[0][1:] if levels else None
+    return PodGroup(name, _least(spec), domain, tuple(f"topologyConstraint.{field}" for field, _, _ in levels[1:]))
 
 
 def _of_volcano(name: str, spec: Json) -> PodGroup:
@@ -90,10 +97,14 @@ def _of_kubernetes(name: str, spec: Json) -> PodGroup:
 
 
 KUBERNETES_GROUP: Final = PodGroupApi(
-    "Kubernetes", "spec.schedulingGroup", ("scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1alpha2"), _of_kubernetes
+    "Kubernetes",
+    "spec.schedulingGroup",
+    ("scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1alpha2"),
+    _of_kubernetes,
+    ("schedulingPolicy", "schedulingConstraints", "podGroupTemplateRef", "workloadRef"),
 )
 POD_GROUPS: Final = (
-    PodGroupApi("KAI", "pod-group-name", ("scheduling.run.ai/v2alpha2",), _of_kai),
+    PodGroupApi("KAI", "pod-group-name", ("scheduling.run.ai/v2alpha2",), _of_kai, ("minMember", "topologyConstraint")),
     PodGroupApi("Volcano", "scheduling.volcano.sh/group-name", ("scheduling.volcano.sh/v1beta1",), _of_volcano),
     PodGroupApi("Volcano", "scheduling.k8s.io/group-name", ("scheduling.volcano.sh/v1beta1",), _of_volcano),
     PodGroupApi("coscheduling", "scheduling.x-k8s.io/pod-group", ("scheduling.x-k8s.io/v1alpha1",), _of_coscheduling),

@@ -61,6 +61,10 @@ _CHOICES: Final[Mapping[str, Mapping[str, tuple[str, str] | None]]] = {
         "numa-strict": (contract.ANNOTATION_NUMA, NumaMode.STRICT),
         "link": (contract.ANNOTATION_PLACEMENT, Policy.TOPOLOGY),
     },
+    "kai.scheduler/safe-to-consolidate": {
+        "true": None,
+        "false": (contract.ANNOTATION_MOVABLE, "false"),
+    },
     "nvidia.com/vgpu-compute-policy": {
         "fixed": None,
         "balance": (contract.ANNOTATION_CORES_MODE, CoresMode.WEIGHT),

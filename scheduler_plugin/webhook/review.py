@@ -3,7 +3,8 @@
 
 ``/mutate`` reviews pods that are being created. ``/validate`` reviews them last, after all other webhooks. It refuses a pod that
 ``/mutate`` would still refuse or change, and an assignment that no binding wrote (``/mutate`` removes one copied from another pod).
-``/templates`` reviews objects with pod templates, and refuses none. ``/claims`` reviews pods with ResourceClaims that are being created.
+``/templates`` reviews objects with pod templates, and refuses none. ``/claims`` reviews pods that are being created and get devices by
+ResourceClaims, of their own or by the resource of a DeviceClass: one scheduler allocates all claims for our GPUs.
 
 The second review is needed because the API server calls mutating webhooks in the order of their configurations' names, and calls again
 only those that it called in the first round. If a later webhook adds a GPU to a pod without GPUs, ``/mutate`` never sees it.
@@ -30,7 +31,7 @@ from scheduler_plugin.webhook.allocation import AllocationRule
 from scheduler_plugin.webhook.claims import hold_for_planning
 from scheduler_plugin.webhook.grouper import Grouper
 from scheduler_plugin.webhook.groups import Finding
-from scheduler_plugin.webhook.normalise import Normaliser, Outcome
+from scheduler_plugin.webhook.normalise import UNTOUCHED, Normaliser, Outcome
 from scheduler_plugin.webhook.templates import Templates
 
 API_VERSION: Final = "admission.k8s.io/v1"
@@ -106,7 +107,7 @@ class Reviews:
     def by_path(self) -> Mapping[str, Callable[[bytes], Coroutine[Any, Any, bytes]]]:
         """Return the endpoints by path. Each raises WireError."""
         return {
-            "/claims": self.hold_for_planning,
+            "/claims": self.with_claims,
             "/mutate": self.mutate,
             "/mutate/adopt": self.mutate_adopted,
             "/mutate/dry-run": self.dry_run,
@@ -124,18 +125,26 @@ class Reviews:
         """Reply to a mutating review of a pod of an adopted namespace. Raises WireError."""
         return await self._mutate(body, self._adopting)
 
-    async def hold_for_planning(self, body: bytes) -> bytes:
-        """Reply to a mutating review of a pod with claims: have it wait, if our scheduler allocates them. Raises WireError."""
+    async def with_claims(self, body: bytes) -> bytes:
+        """Reply to a mutating review of a pod with claims. Raises WireError."""
         request = _decode(body)
-        pod = request.object
-        if request.operation != "CREATE" or pod is None or self._allocation is None:
+        if request.operation != "CREATE" or request.object is None or self._allocation is None:
             return self._answer(request.uid, "untouched")
         try:
-            planned = await self._allocation.of(pod, request.namespace) is Allocation.PLANNED
-            patch = hold_for_planning(pod) if planned and await self._allocation.claims_ours(pod, request.namespace) else ()
+            outcome = await self._settle_claims(request.object, request.namespace, self._allocation)
         except RequestError as exc:
             return self._answer(request.uid, "refused", refusal=str(exc))
-        return self._answer(request.uid, "admitted" if patch else "untouched", patch=patch)
+        name = "admitted" if outcome.patch else "untouched"
+        return self._answer(request.uid, name, patch=outcome.patch, warnings=outcome.warnings)
+
+    async def _settle_claims(self, pod: Mapping[str, Any], namespace: str, allocation: AllocationRule) -> Outcome:
+        """Have a pod with claims for our GPUs wait if our scheduler allocates them; else it goes to that scheduler. Raises RequestError."""
+        if await allocation.claims_ours(pod, namespace):
+            if await allocation.of(pod, namespace) is Allocation.PLANNED:
+                return Outcome(patch=tuple(hold_for_planning(pod)))
+        elif not allocation.asks_ours(pod):
+            return UNTOUCHED
+        return self._ours.send_to_scheduler(pod)
 
     async def dry_run(self, body: bytes) -> bytes:
         """Say what adoption would make of a pod, and leave it as it is. Raises WireError."""

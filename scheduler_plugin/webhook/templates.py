@@ -22,6 +22,7 @@ from scheduler_plugin.webhook.classes import queue_priority
 from scheduler_plugin.webhook.draft import GROUPS, DraftContainer, Json
 from scheduler_plugin.webhook.normalise import UNTOUCHED, Normaliser, Outcome
 from scheduler_plugin.webhook.vocabularies import is_foreign_annotation
+from scheduler_plugin.webhook.words import warnings_around
 
 EACH: Final = "*"
 """In a path: all entries of a list or a mapping."""
@@ -144,10 +145,17 @@ class Templates:
         for place, was in _changed_places(known, found, old):
             outcome = self._rewrite(place.pod(owner), was.pod(owner) if was is not None else None)
             operations += place.operations(outcome.patch)
-            warnings += [text for text in _warnings(outcome, place) if text not in warnings]
+            warnings += [text for text in (*_warnings(outcome, place), *self._lost_around(found, place, owner)) if text not in warnings]
         if old is None:
             operations += self._queue_priority(found, _places(known, found))
         return Outcome(patch=tuple(operations), warnings=tuple(warnings), is_gpu_pod=bool(operations or warnings))
+
+    def _lost_around(self, found: Mapping[str, Any], place: _Place, owner: Json) -> Sequence[str]:
+        """Return a warning for each word that stands around a template of our pods and not in it."""
+        if _is_controlled(found):
+            return ()  # its controller has copied the words of another object, whose author was warned
+        lost = list(warnings_around(_around(found, place.pointer), place.value.get("metadata")))
+        return lost if lost and self._normaliser.places(place.pod(owner)) else ()
 
     def _queue_priority(self, found: Mapping[str, Any], places: Iterator[_Place]) -> Iterator[Json]:
         """Yield the operation that gives an object in a queue Kueue's priority, by the class of its first template that has one."""
@@ -252,6 +260,17 @@ def _entries(value: Any, step: str) -> Iterator[tuple[str | int, Any]]:
         yield from enumerate(value)
     elif isinstance(value, dict):
         yield from ((key, value[key]) for key in (value if step == EACH else (step,)) if key in value)
+
+
+def _around(found: Mapping[str, Any], pointer: str) -> Iterator[tuple[str, Any]]:
+    """Yield the metadata of the objects around a place, each with where it stands, the outermost first."""
+    value: Any = found
+    passed: list[str] = []
+    for step in pointer.split("/")[1:]:
+        if isinstance(value, dict) and "metadata" in value:
+            yield ".".join((*passed, "metadata")), value["metadata"]
+        value = next((entry for key, entry in _entries_of(value) if key == step), None)
+        passed.append(step)
 
 
 def _warnings(outcome: Outcome, place: _Place) -> Sequence[str]:

@@ -144,10 +144,13 @@ def warn_of_unknown_resources(draft: Draft) -> None:
 
 
 def warn_of_unknown_annotations(draft: Draft) -> None:
-    """Warn of annotations with our prefix that are unknown."""
+    """Warn of annotations with our prefix that are unknown, and of KAI's annotations that belong to a request the pod has not."""
     unknown = [name for name in draft.annotations if name.startswith(contract.ANNOTATION_PREFIX) and name not in _KNOWN]
     if unknown:
         draft.warnings.append(f"annotation {', '.join(sorted(unknown))} has no effect: known annotations are {', '.join(_KNOWN)}")
+    idle = [name for name in (_KAI_CONTAINER, _KAI_DEVICES) if name in draft.annotations]
+    if idle and not {KAI_FRACTION, KAI_MEMORY} & draft.annotations.keys():
+        draft.warnings.append(f"annotation {', '.join(idle)} has no effect: the pod has neither {KAI_FRACTION} nor {KAI_MEMORY}")
 
 
 def warn_of_priorities(draft: Draft, options: Options) -> None:
@@ -212,6 +215,12 @@ def _translate_kai_fraction(draft: Draft, limits: Mapping[str, str], options: Op
     vgpus = count(draft.annotations.get(_KAI_DEVICES, "1"), _KAI_DEVICES)
     part = _fraction(fraction, KAI_FRACTION)
     forms = [part_of_memory(draft, part, f"{KAI_FRACTION}: {fraction}", options), *equal_parts(draft, part, options)]
+    if (kept := _stated_memory(container, vgpus)) is not None and kept not in forms:
+        draft.warnings.append(
+            f"container {container.name} keeps {kept.resource}: {vgpus * kept.amount}, although that is {KAI_FRACTION}: {fraction} "
+            "of no known GPU: the template may be older than the GPUs"
+        )
+        forms.append(kept)
     _ask(container, vgpus, forms, KAI_FRACTION)
     if others := limits.keys() - {"", container.name}:
         raise RequestError(
@@ -220,6 +229,17 @@ def _translate_kai_fraction(draft: Draft, limits: Mapping[str, str], options: Op
         )
     limit = next(iter(limits.values()), None)
     return {} if limit is None else {container.name: _ratio(_fraction(limit, KAI_FRACTION_LIMIT), part, KAI_FRACTION_LIMIT)}
+
+
+def _stated_memory(container: DraftContainer, vgpus: int) -> Memory | None:
+    """Return the MiB of each vGPU that a container has next to its fraction; None without them.
+
+    A template keeps the MiB of the GPUs that were known when it was rewritten. Its pods come later, when those may be gone.
+    """
+    if not container.asks(contract.RESOURCE_VGPU, vgpus) or not container.wants(contract.RESOURCE_VGPU_MEMORY):
+        return None
+    each, rest = divmod(units.parse_quantity(container.limits.get(contract.RESOURCE_VGPU_MEMORY, "0")), vgpus)
+    return Memory(contract.RESOURCE_VGPU_MEMORY, each) if each and not rest else None
 
 
 def _kai_fraction_limits(draft: Draft) -> dict[str, str]:

@@ -2,16 +2,19 @@
 """The one table of what pods of other systems can say: for each word, whether it is translated, left without effect, or refused.
 
 Invariant: no word is dropped in silence. A word without effect gets an admission warning, and one that Aliquot cannot honour refuses the
-pod with what to write instead. The translations themselves are in the modules beside this one; docs/use/migration.md has the table, and
+pod with what to write instead. A word in the domain of one of these systems that is no row, such as one of a newer version, gets a warning
+too. The translations themselves are in the modules beside this one; docs/use/migration.md has the table, and
 tests/unit/scheduler_plugin/webhook/test_words.py walks it.
 
 Words that a system writes for itself, such as the device that its scheduler chose, ask for nothing and are not here.
 """
 
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from fnmatch import fnmatchcase
+from typing import Any, Final
 
 from aliquot import contract
 from aliquot.contract.errors import quote
@@ -58,6 +61,7 @@ class Word:
 SETTINGS_FROM_RESOURCES: Final = "limits are set by resources, not by the environment"
 _PRIORITY: Final = "use Kueue for queues, ResourceQuota for quotas and spec.priorityClassName for the priority"
 _QUEUE: Final = "use Kueue for queues"
+_POOL: Final = "use a nodeSelector with a label of the nodes"
 _PREEMPTION: Final = "set spec.priorityClassName, with a preemptionPolicy, and a PodDisruptionBudget"
 _PART: Final = "`nvidia.com/vgpu-memory` if the GPUs that match have one size, else `nvidia.com/vgpu-memory-percent`"
 _DOMAIN: Final = "use Kueue's topology-aware scheduling, or a podAffinity with the topologyKey"
@@ -107,8 +111,11 @@ _KAI = (
         "kai.scheduler/container.<name>.gpu-memory.portion.limit",
     ),
     *_of("KAI", Kind.ANNOTATION, _T, _GANG_OR_READ, "pod-group-name", "kai.scheduler/batch-min-member"),
-    *_of("KAI", Kind.LABEL, _L, _PRIORITY, "kai.scheduler/queue", "kai.scheduler/node-pool", "priorityClassName"),
-    *_of("KAI", Kind.LABEL, _L, _PREEMPTION, "kai.scheduler/preemptibility"),
+    *_of("KAI", Kind.LABEL, _L, _PRIORITY, "kai.scheduler/queue", "priorityClassName"),
+    *_of("KAI", Kind.LABEL, _L, _POOL, "kai.scheduler/node-pool"),
+    *_of("KAI", Kind.LABEL, _L, _PREEMPTION, "kai.scheduler/preemptibility", "kai.scheduler/background"),
+    *_of("KAI", Kind.ANNOTATION, _T, "`aliquot.dev/movable`", "kai.scheduler/safe-to-consolidate"),
+    *_of("KAI", Kind.ANNOTATION, _L, "Workloads of Kubernetes are not read", "kai.scheduler/ignore-workload-api"),
     *_of("KAI", Kind.ANNOTATION, _T, "`aliquot.dev/preemption-delay`", "kai.scheduler/preemption-delay"),
     *_of("KAI", Kind.ANNOTATION, _L, _CLUSTER, "kai.scheduler/staleness-grace-period"),
     *_of("KAI", Kind.LABEL, _L, _CLUSTER, "kai.scheduler/task-priority"),
@@ -134,6 +141,7 @@ _KAI = (
 _RUNAI = (
     *_of("Run:ai", Kind.SCHEDULER, _T, "`aliquot-scheduler`; annotations as in KAI", "runai-scheduler"),
     *_of("Run:ai", Kind.LABEL, _L, _QUEUE, "runai/queue"),
+    *_of("Run:ai", Kind.LABEL, _L, _POOL, "runai/node-pool"),
 )
 _NVIDIA = (
     *_of(
@@ -222,8 +230,24 @@ _GROUPS = (
 
 WORDS: Final = (*_HAMI, *_KAI, *_RUNAI, *_NVIDIA, *_VOLCANO, *_MANAGER, *_GROUPS)
 
+_PLACES: Final = (Kind.ANNOTATION, Kind.LABEL)
+_DOMAINS: Final = (
+    "hami.io/", "kai.scheduler/", "run.ai/", "runai/", "scheduling.volcano.sh/", "volcano.sh/", "vgpu-manager.io/",
+    "gang.scheduling.koordinator.sh/",
+)  # fmt: skip
+_WRITTEN: Final = re.compile(
+    r"hami\.io/(vgpu|bind|.*alloc).*|volcano\.sh/(job|task|queue-name|template|vgpu-(node|time|ids)).*"
+    r"|(kai\.scheduler|run\.ai|runai)/(top-owner|stale|last|accounting|shared|podgroup).*"
+)
+"""What these systems write on pods themselves. No pod asks for anything with it."""
+_UNKNOWN: Final = "it is not known to Aliquot"
+_IN_TEMPLATE: Final = "pods do not get it: write it in the metadata of their template"
+
 HOST_MPS: Final = "/tmp/nvidia-mps"  # noqa: S108  (no file of ours: the directory of a host's MPS daemon)
 _MOST_NAMES_CHARS: Final = 120
+_NAMES: Final = tuple(word.name.replace("<name>", "*") for word in WORDS if word.kind in _PLACES)
+"""Patterns of annotations and labels."""
+_IDLE: Final = tuple(word for word in WORDS if word.kind in _PLACES and word.fate is not Fate.TRANSLATED)
 
 
 def check_words(draft: Draft, *, left_to: str = "") -> None:
@@ -233,11 +257,8 @@ def check_words(draft: Draft, *, left_to: str = "") -> None:
     Raises: RequestError.
     """
     idle: dict[tuple[Kind, str], list[str]] = {}
-    for kind, word, value in _found(draft):
-        why = _why_idle(draft, word, left_to)
-        if not why:
-            raise RequestError(f"{kind} {word.name}: {quote(value)} is not supported: {word.text}, or remove it")
-        idle.setdefault((kind, why), []).append(word.name)
+    for kind, name, why in _idle_words(draft, left_to):
+        idle.setdefault((kind, why), []).append(name)
     for (kind, why), names in idle.items():
         # Clients cut long warnings off, so a long list of names becomes one warning each.
         texts = [", ".join(sorted(names))] if sum(map(len, names)) < _MOST_NAMES_CHARS else sorted(names)
@@ -246,23 +267,61 @@ def check_words(draft: Draft, *, left_to: str = "") -> None:
     _warn_of_host_mps(draft)
 
 
-def _why_idle(draft: Draft, word: Word, left_to: str) -> str:
-    """Say why a word that is not translated has no effect; empty if the pod must not have it."""
-    if left_to:
-        return f"it is left to scheduler {left_to}"
+def is_unknown(name: str) -> bool:
+    """Whether an annotation or a label is in the domain of another system, but no word of the table, in either place."""
+    return name.startswith(_DOMAINS) and _WRITTEN.fullmatch(name) is None and not any(fnmatchcase(name, row) for row in _NAMES)
+
+
+def _idle_words(draft: Draft, left_to: str) -> Iterator[tuple[Kind, str, str]]:
+    """Yield each word without effect, and why, wherever it stands: some systems read both places. Raises RequestError."""
+    left = f"it is left to scheduler {left_to}" if left_to else ""
+    for kind, values in ((Kind.ANNOTATION, draft.annotations), (Kind.LABEL, draft.labels)):
+        for word in _IDLE:
+            if (value := values.get(word.name, "")) and value not in word.harmless:
+                yield kind, word.name, left or _why_idle(draft, kind, word, value)
+        for name in filter(is_unknown, values):
+            yield kind, name, left or _UNKNOWN
+
+
+def _why_idle(draft: Draft, kind: Kind, word: Word, value: str) -> str:
+    """Say why a word that is not translated has no effect. Raises RequestError: the pod must not have it."""
     if word.text == _NO_SUBGROUP and contract.ANNOTATION_GANG in draft.annotations:
         return "the pod's gang starts as a whole"
-    return "" if word.fate is Fate.REFUSED else word.text
+    if word.fate is Fate.REFUSED:
+        raise RequestError(f"{kind} {word.name}: {quote(value)} is not supported: {word.text}, or remove it")
+    return word.text
 
 
-def _found(draft: Draft) -> Iterator[tuple[Kind, Word, str]]:
-    """Yield the words of the pod that are not translated, with their values, wherever they stand: some systems read both places."""
-    places = ((Kind.ANNOTATION, draft.annotations), (Kind.LABEL, draft.labels))
-    for word in WORDS:
-        if word.fate is not Fate.TRANSLATED and word.kind in (Kind.ANNOTATION, Kind.LABEL):
-            for kind, values in places:
-                if (value := values.get(word.name, "")) and value not in word.harmless:
-                    yield kind, word, value
+def warnings_around(around: Iterable[tuple[str, Any]], template: Any) -> Iterator[str]:
+    """Yield a warning for each word that an object around a pod template has, and the template has not: pods do not get it.
+
+    Some systems read such words on a pod's owner as well. Ours on an owner are a mistake.
+
+    Args: around: metadata of the objects, each with its place. template: the template's metadata. All may have any form.
+    """
+    for place, metadata in around:
+        for kind in _PLACES:
+            inside = _texts_of(template, kind)
+            for name, value in _texts_of(metadata, kind).items():
+                if value and inside.get(name) != value and (why := _why_idle_around(kind, name, value)):
+                    yield f"{place}: {kind} {name} has no effect: {why}"
+
+
+def _texts_of(metadata: Any, kind: Kind) -> dict[str, str]:
+    values = metadata.get(f"{kind}s") if isinstance(metadata, dict) else None
+    return {str(name): str(value) for name, value in values.items()} if isinstance(values, dict) else {}
+
+
+def _why_idle_around(kind: Kind, name: str, value: str) -> str:
+    """Say why a word has no effect on an object around a template; empty if it is no word, or asks for nothing."""
+    if name.startswith(contract.ANNOTATION_PREFIX):
+        return _IN_TEMPLATE
+    word = next((word for word in WORDS if word.kind is kind and fnmatchcase(name, word.name.replace("<name>", "*"))), None)
+    if word is None:
+        return _UNKNOWN if is_unknown(name) else ""
+    if value in word.harmless:
+        return ""
+    return _IN_TEMPLATE if word.fate is Fate.TRANSLATED else word.text
 
 
 def _warn_of_variables(draft: Draft) -> None:

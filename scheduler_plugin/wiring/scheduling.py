@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loops that act on the cluster, and the parts that the verbs and pages share with them."""
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from scheduler_plugin.core.cluster.decisions import Decision
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.extender.bind import Binder
 from scheduler_plugin.extender.planned import ClaimPlacer
+from scheduler_plugin.extender.planned_why import PlannedWhy, why_without_planner
 from scheduler_plugin.services.backfiller import Backfiller
 from scheduler_plugin.services.claim_planner import ClaimPlanner, Leads
 from scheduler_plugin.services.claim_templates import ClaimTemplates
@@ -81,7 +82,8 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     """Construct the loops, and connect their counters."""
     context, watch, telemetry = cluster.context, cluster.watch, Telemetry()
     pods, events_api = KubePods(connection), KubeEvents(connection, cluster.clock)
-    explainer = Explainer(context, cluster.rules, watch.age_seconds)
+    planner, why_planned = make_planner(settings, connection, cluster, leaders, telemetry)
+    explainer = Explainer(context, cluster.rules, watch.age_seconds, why_planned)
     events = WaitingEvents(explainer, events_api, context.decisions.by_uid, cluster.clock.monotonic)
     binder = Binder(context, pods, lambda: leaders.decides, leaders.look_up)
     retry = Retry(context, pods, lambda: leaders.decides, lambda: watch.caught_up_at(Source.PODS), telemetry, settings.scheduler_name)
@@ -120,7 +122,6 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
         watch.on_ended = holding.learn
     templates = ClaimTemplates(KubeTemplates(connection), cluster.clock, lambda: leaders.decides) if settings.translate_to_claims else None
     claims = ClaimRetry(context, pods, lambda: leaders.decides) if cluster.claims is not None else None
-    planner = make_planner(settings, connection, cluster, leaders, telemetry)
     reader = UtilizationReader(context.state) if context.state.utilizations.matter else None
     loops = (retry, events, succeeded, restarts, times, new_victims, idle, nominator)
     acting = (preempting, moving, holding, templates, claims, planner)
@@ -129,11 +130,11 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
 
 def make_planner(
     settings: Settings, connection: KubeConnection, cluster: Cluster, leaders: Leaders, telemetry: Telemetry
-) -> ClaimPlanner | None:
-    """Construct what allocates claims; None where they are not read."""
+) -> tuple[ClaimPlanner | None, Callable[[PodFacts], str]]:
+    """Construct what allocates claims, None where they are not read, and what explains the pods that wait for it."""
     context, claims = cluster.context, cluster.claims
     if claims is None:
-        return None
+        return None, why_without_planner
     pods, events = KubePods(connection), KubeEvents(connection, cluster.clock)
 
     def count(victim: PodFacts) -> None:
@@ -147,4 +148,5 @@ def make_planner(
 
     placer = ClaimPlacer(context, cluster.watch.directory)
     leads = Leads(lambda: leaders.leads_beside_leader, knows_all)
-    return ClaimPlanner(context, placer, claims.planned, KubeClaims(connection), events, leads, evictions)
+    planner = ClaimPlanner(context, placer, claims.planned, KubeClaims(connection), events, leads, evictions)
+    return planner, PlannedWhy(context, placer, claims.planned.by_uid, planner).sentence

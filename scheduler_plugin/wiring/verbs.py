@@ -131,7 +131,8 @@ def webhook_verbs(
     def allocations() -> Iterator[Allocation]:
         return (node.allocation for node in context.state.gpu_nodes())
 
-    rule = AllocationRule(allocations, objects, context.clock.monotonic, context.claims.is_our_class)
+    claims = context.claims
+    rule = AllocationRule(allocations, objects, context.clock.monotonic, claims.is_our_class, claims.is_our_resource)
     return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption, found_in_owners, templates, rule, on_valid).by_path()
 
 

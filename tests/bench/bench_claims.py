@@ -27,7 +27,7 @@ from aliquot import contract
 from aliquot.kubelet_api import dra_pb2
 from aliquot.paths import built
 from aliquot_lab.standin.node import Node
-from tests.bench.bench_agent import GPUS, Figure, resident_mib
+from tests.bench.bench_agent import GPUS, Figure, cpu_seconds, resident_mib
 from tests.bench.report import table
 from tests.integration.dra_nodes import allocate, dra_node
 
@@ -69,13 +69,14 @@ def stripped_shim(folder: Path) -> Path:
 async def measure_rounds(node: Node, channel: grpc.aio.Channel, at_once: int, count: int) -> list[Figure]:
     """Prepare claims at once and release them, until ``count`` were prepared."""
     seconds: list[float] = []
-    busy_seconds = 0.0
+    busy_seconds = cpu = 0.0
     while len(seconds) < count:
         first = len(seconds)
         claims = [allocate(node, f"claim-{at_once}-{first + number}", f"gpu-{number % GPUS}", CLAIM_MIB) for number in range(at_once)]
-        begun = time.monotonic()
+        begun, cpu_before = time.monotonic(), cpu_seconds(node.agent.pid)
         seconds += await asyncio.gather(*(prepare(channel, claim) for claim in claims))
         busy_seconds += time.monotonic() - begun
+        cpu += cpu_seconds(node.agent.pid) - cpu_before
         await asyncio.gather(*(release(channel, claim) for claim in claims))
     percentiles = statistics.quantiles(seconds, n=100)
     name, target = f"Prepare, {at_once} at once", TARGETS_SECONDS.get(at_once)
@@ -83,6 +84,7 @@ async def measure_rounds(node: Node, channel: grpc.aio.Channel, at_once: int, co
         Figure(f"{name}, median", percentiles[49] * 1e3, "ms"),
         Figure(f"{name}, 99th percentile", percentiles[98] * 1e3, "ms", target * 1e3 if target is not None else None),
         Figure(f"{name}, claims a second", len(seconds) / busy_seconds, "1/s"),
+        Figure(f"{name}, CPU of the agent for each claim", cpu / len(seconds) * 1e3, "ms"),
     ]
 
 

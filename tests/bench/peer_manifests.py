@@ -10,8 +10,9 @@ compares the result with what the system's documents say the words mean (``Meani
 clusters: GPUs of one size, of two sizes, and no GPU yet. The exit status is 1 if a word is lost in silence, or a pod becomes something
 else than it says.
 
-A pod that asks only in words that stay with their owner, such as plain nvidia.com/gpu, is right if it is left alone. What only an owner
-says, such as the minAvailable of a Job, is not looked at: admission sees pods.
+A pod that asks only in words that stay with their owner, such as plain nvidia.com/gpu, is right if it is left alone. Fields of other
+systems' own kinds, such as the minAvailable of Volcano's Job, are not looked at: admission sees pods. A word in the metadata of an object
+that owns pods gets a warning when that object is created (tests/unit/scheduler_plugin/webhook/test_templates.py).
 """
 
 import copy

@@ -51,6 +51,12 @@ class Fleet:
         )
         self.wait_until_it_answers()
 
+    def write_inventory(self, node: str, **changed: object) -> None:
+        """Change fields of what the agent of a node would publish."""
+        api, path = Api(self.cluster.kubeconfig), f"/apis/{API_VERSION}/gpunodes/{node}"
+        found = json.loads(api.send("GET", path))
+        api.send("PUT", f"{path}/status", found | {"status": found["status"] | changed})
+
     def create(self, *pods: Object) -> None:
         self.kubectl.run("create", "--filename=-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": pods}))
 
@@ -61,6 +67,11 @@ class Fleet:
             for pod in self.kubectl.all("pods")
             if pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"] and pod["metadata"]["name"].startswith(prefix)
         }
+
+    def devices_of(self, pod: str) -> list[str]:
+        """Return the GPUs of a bound pod, by UUID."""
+        text = self.kubectl.get("pod", pod)["metadata"]["annotations"][contract.ANNOTATION_ASSIGNMENT]
+        return [device["uuid"] for container in json.loads(text)["containers"] for device in container["devices"]]
 
     def wait_until_bound(self, pod: str, seconds: float = 60) -> None:
         eventually(lambda: pod in self.nodes_of(), f"pod {pod} to be bound", seconds=seconds, otherwise=lambda: self.kubectl.explain(pod))
@@ -84,12 +95,15 @@ def pod(
     *,
     gpus: int = 1,
     mib: int = GPU_MEMORY_MIB,
+    cores: int = 0,
     priority: str = LOW,
     annotations: Mapping[str, str] | None = None,
     node: str = "",
 ) -> Object:
-    """Return a pod with whole GPUs, or with ``mib`` of each, as the webhook leaves it."""
+    """Return a pod with whole GPUs, or with ``mib`` and ``cores`` percent of each, as the webhook leaves it."""
     limits = {contract.RESOURCE_VGPU: str(gpus), contract.RESOURCE_VGPU_MEMORY: str(gpus * mib)}
+    if cores:
+        limits[contract.RESOURCE_VGPU_CORES] = str(gpus * cores)
     spec: Object = {
         "schedulerName": contract.SCHEDULER_NAME,
         "containers": [{"name": "main", "image": "none", "resources": {"limits": limits}}],

@@ -6,6 +6,7 @@ The numbers T1, T2, ... are those of the plan of scenarios for this driver.
 
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,14 +125,12 @@ def test_pods_of_one_claim_share_its_memory_and_survive_each_other(kubectl: Kube
 
 def test_claim_that_fits_no_gpu_waits_with_sentence_and_small_one_runs(kubectl: Kubectl) -> None:
     """kube-scheduler only says that it cannot allocate all claims."""
-    kubectl.apply(
-        claim("vast", request(memory="200Gi")), pod("waiting", {"main": None}, claim="vast", schedulerName=contract.SCHEDULER_NAME)
-    )
+    kubectl.apply(claim("vast", request(memory="200Gi")), pod("waiting", {"main": None}, claim="vast"))
     eventually(lambda: "FailedScheduling" in str(kubectl.events("waiting")), "the scheduler to find no GPU")
     assert f"1 {NodeReason.MEMORY.sentence}" in why(kubectl, "waiting").sentence
-    small = pod("runs", {"main": None}, claim="small", schedulerName=contract.SCHEDULER_NAME)
-    kubectl.apply(claim("small", request(memory="1Gi")), small)
-    kubectl.wait_for_phase("runs", "Running", seconds=60)
+    kubectl.apply(claim("small", request(memory="1Gi")), pod("runs", {"main": None}, claim="small"))
+    running = kubectl.wait_for_phase("runs", "Running", seconds=60)
+    assert running["spec"]["schedulerName"] == contract.SCHEDULER_NAME
     [device] = Client(kubectl, "runs").devices()
     assert why(kubectl, "runs").devices == (f"GPU-{device['uuid']}",)
 
@@ -358,6 +357,7 @@ def test_fixed_shares_are_exact_beside_other_shares(kubectl: Kubectl, product: K
             first, *_ = running(kubectl, names)
             [waiting] = set(names) - set(running(kubectl, names))
             assert memory_in(kubectl, first, "main") == [100 * GIB * MIB]
+            assert kubectl.get("pod", first)["spec"]["schedulerName"] == contract.SCHEDULER_NAME
             kubectl.delete("pod", "share")
             kubectl.wait_for_phase(waiting, "Running", seconds=90)
             kubectl.apply(pod("share-again", {"main": None}, claim="share"))
@@ -403,7 +403,7 @@ def test_pod_after_forced_deletion_prepares_claim_of_same_name_again(kubectl: Ku
 
 
 def test_gated_pod_gets_its_device_after_the_gate_and_job_frees_it(kubectl: Kubectl) -> None:
-    """T24, with a Job."""
+    """T24, with a Job and a StatefulSet."""
     gated = pod("gated", {"main": None}, claim="late")
     gated["spec"]["schedulingGates"] = [{"name": "example.com/wait"}]
     kubectl.apply(claim("late", request(memory="1Gi")), gated)
@@ -414,6 +414,11 @@ def test_gated_pod_gets_its_device_after_the_gate_and_job_frees_it(kubectl: Kube
     kubectl.apply({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": {"template": {"spec": template["spec"]}}})
     eventually(lambda: kubectl.get("job", "job")["status"].get("succeeded") == 1, "the Job to end", seconds=60)
     eventually(lambda: [one["metadata"]["name"] for one in kubectl.all("resourceclaims")] == ["late"], "its claim to go", seconds=60)
+    replicas = deployment("set", 2, {contract.RESOURCE_VGPU_MEMORY: "1Gi"})
+    kubectl.apply({**replicas, "kind": "StatefulSet", "spec": {**replicas["spec"], "serviceName": "set"}})
+    for name in ("set-0", "set-1"):
+        eventually(lambda name=name: name in running(kubectl, [name]), f"{name} to run", seconds=60)  # type: ignore[misc]
+        assert memory_in(kubectl, name, "main") == [GIB * MIB]
 
 
 @pytest.mark.parametrize("spec", [{"nodeName": "not-its-own"}, {"allNodes": True}])
@@ -459,6 +464,40 @@ def test_running_pods_and_claims_outlive_absence_of_agent(kubectl: Kubectl, prod
     assert memory_in(kubectl, "kept", "main") == [4 * GIB * MIB]
     kubectl.apply(pod("joins", {"main": None}, claim="kept"))
     kubectl.wait_for_phase("joins", "Running", seconds=60)
+
+
+MANY = 110
+"""Kubelet's default for the pods of a node."""
+MOST_TIMES = 1.15
+"""How much longer pods with claims may take than the same pods without GPUs, in one run on one machine."""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_many_claim_pods_run_nearly_as_soon_as_pods_without_gpus(kubectl: Kubectl) -> None:
+    """The second of three rounds has claims, so that a machine that gets slower or faster meanwhile counts half."""
+    kubectl.apply(template("shape", request(memory="1Gi")))
+    before, with_claims, after = (seconds_to_running(kubectl, claims=claims) for claims in (False, True, False))
+    times = 2 * with_claims / (before + after)
+    print(f"{MANY} pods to Running: {with_claims:.1f} s with claims, {before:.1f} and {after:.1f} s without GPUs: {times:.2f} times")
+    assert times <= MOST_TIMES
+
+
+def seconds_to_running(kubectl: Kubectl, *, claims: bool) -> float:
+    """How long it takes to create many pods at once until all run; then they are deleted."""
+    many = []
+    for number in range(MANY):
+        one = pod(f"many-{number}", {"main": None}, claim="")
+        one["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]} if claims else {}
+        one["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "shape"}] if claims else []
+        many.append(one)
+    begun = time.monotonic()
+    kubectl.run("create", "--filename=-", stdin=yaml.safe_dump_all(many))
+    kubectl.run("wait", "pods", "--all", "--for=jsonpath={.status.phase}=Running", "--timeout=300s", timeout_seconds=310)
+    took = time.monotonic() - begun
+    kubectl.delete("pods", "--all")
+    eventually(lambda: not kubectl.all("resourceclaims"), "the claims to be gone", seconds=120)
+    return took
 
 
 def finalizers() -> str:

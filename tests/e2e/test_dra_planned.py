@@ -9,7 +9,7 @@ import pytest
 from aliquot import contract
 from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import GPUS, Client, with_components
-from tests.e2e.test_dra import claim, offered, pod, request
+from tests.e2e.test_dra import claim, offered, pod, request, why
 
 LOW, HIGH = "aliquot-best-effort", "aliquot-production"
 
@@ -53,6 +53,8 @@ def test_gang_gets_all_its_gpus_or_none(kubectl: Kubectl) -> None:
         kubectl.apply(asking(name, {contract.RESOURCE_VGPU: str(GPUS // 2)}, annotations=gang))
     eventually(lambda: all(map(kubectl.events, ("first", "second"))), "an event on both", otherwise=lambda: kubectl.explain("first"))
     assert [name for name in ("first", "second") if allocations(kubectl, name)] == []
+    assert f"scheduling gate {contract.PLANNED} holds it back" in (sentence := why(kubectl, "first").sentence)
+    assert "no room for 2 members at once" in sentence
     kubectl.delete("pod", "in-the-way")
     for name in ("first", "second"):
         kubectl.wait_for_phase(name, "Running", seconds=60)

@@ -4,7 +4,6 @@
 The test writes the reports: the nodes have no agents. The product reads them once a minute, here four times a second.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,12 +11,9 @@ from functools import partial
 import pytest
 import yaml
 
-from aliquot import contract
-from aliquot.contract.gpunode import API_VERSION
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.fleet import Fleet, pod, running_fleet
 from tests.e2e.kubectl import Kubectl, eventually
-from tests.e2e.scale import Api
 
 NODES = {"pair-1": "a", "pair-2": "a"}
 RESIDENTS = {"pair-1": ("first-0", 30_000), "pair-2": ("second-0", 31_000)}
@@ -62,13 +58,9 @@ def test_busy_pod_joins_calmer_partner_wherever_that_runs(fleet: Fleet) -> None:
 
 def report(fleet: Fleet, used: Mapping[str, Mapping[str, int]]) -> None:
     """Write what the agents would say of the use of the GPUs, by node."""
-    api = Api(fleet.cluster.kubeconfig)
     for at, amounts in used.items():
         uid = fleet.kubectl.get("pod", RESIDENTS[at][0])["metadata"]["uid"]
-        path = f"/apis/{API_VERSION}/{contract.GPU_NODE_PLURAL}/{at}"
-        found = json.loads(api.send("GET", path))
-        found["status"]["utilization"] = [{"podUid": uid, **amounts}]
-        api.send("PUT", f"{path}/status", found)
+        fleet.write_inventory(at, utilization=[{"podUid": uid, **amounts}])
 
 
 def joins(fleet: Fleet, node: str) -> bool:

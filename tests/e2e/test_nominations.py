@@ -4,7 +4,6 @@
 The product does this on large clusters only. Here it has the same code with a lower limit.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -52,7 +51,7 @@ def test_burst_is_bound_where_nominated_or_elsewhere_if_a_node_closed(fleet: Fle
     places = fleet.nodes_of()
     assert closed not in places.values()
     assert {name: places[name] for name, node in hints.items() if node != closed} == {n: at for n, at in hints.items() if at != closed}
-    devices = [device["uuid"] for one in fleet.kubectl.all("pods") for device in assigned(one["metadata"]["annotations"])]
+    devices = [device for name in places for device in fleet.devices_of(name)]
     assert len(set(devices)) == len(devices) == PODS
 
 
@@ -60,10 +59,3 @@ def nominated(fleet: Fleet) -> dict[str, str]:
     """Return the nominated node of each pod that has one."""
     pods = fleet.kubectl.all("pods")
     return {one["metadata"]["name"]: node for one in pods if (node := one["status"].get("nominatedNodeName"))}
-
-
-def assigned(annotations: dict[str, str]) -> list[dict[str, str]]:
-    """Return the devices of an assignment."""
-    return [
-        device for container in json.loads(annotations[contract.ANNOTATION_ASSIGNMENT])["containers"] for device in container["devices"]
-    ]

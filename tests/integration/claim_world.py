@@ -21,6 +21,7 @@ from scheduler_plugin.core.cluster.objects import PodObject, pod_facts
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.extender.planned import ClaimPlacer
+from scheduler_plugin.extender.planned_why import PlannedWhy
 from scheduler_plugin.services.claim_planner import ClaimPlanner, Leads
 from scheduler_plugin.services.claim_watch import ClaimWatch
 from scheduler_plugin.services.evictions import Evictions
@@ -76,6 +77,7 @@ class ClaimWorld:
         leads = Leads(lambda: self.replica == mine, lambda: self.replica == mine)
         placer = ClaimPlacer(self.context, self.directory)
         self.planner = ClaimPlanner(self.context, placer, self.planned, self, self, leads, evictions)
+        self.why = PlannedWhy(self.context, placer, self.planned.by_uid, self.planner)
         self.relist()
 
     def relist(self) -> None:

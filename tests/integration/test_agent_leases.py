@@ -15,6 +15,7 @@ from aliquot.paths import built
 from aliquot_lab.standin.node import Node
 from tests.fakes.leases import KINDS, REASON, can_be_leased, lease
 from tests.integration.agent_nodes import container, eventually, log_of, make_node, manifest, running
+from tests.integration.mig_nodes import mps_program
 from tests.integration.test_agent_usage import series, until_busy
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("build_dir")]
@@ -66,6 +67,16 @@ async def test_no_shared_file_can_have_a_lease_that_delays_anyone(interposition)
         await asyncio.sleep(0.5)  # a period of the agent
         for path in found:
             assert not can_be_leased(path), path
+
+
+async def test_mps_clients_share_two_directories_and_no_file(tmp_path):
+    async with make_node("t4x2", mps_control=mps_program(tmp_path)) as node:
+        for name in ("one", "two", "three"):  # on two GPUs
+            node.create_pod(manifest(name, container(mib=512), annotations={contract.ANNOTATION_ISOLATION: "mps"}))
+        await running(node, "one", "two", "three")
+        found = shared(node)
+        assert all(path.is_dir() for path in found)
+        assert {path.name for path in found} == {"pipe", "mps-shm"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,6 +4,7 @@
 - I1: no capacity of a device is allocated twice.
 - A gate opens only after all claims of its pod are allocated, and for a gang only after enough members have theirs.
 - A pod ends only for a more important one.
+- A pod that waits has an explanation, and explaining changes nothing.
 - At the end: a pod with allocated claims has no gate, no part of a gang keeps devices without starting, and nothing waits that fits.
 """
 
@@ -93,6 +94,14 @@ class Play:
             assert not (world.results(name) and world.is_gated(name)), name
             if not world.results(name):
                 self.check_waits(name)
+        self.check_explained()
+
+    def check_explained(self) -> None:
+        """Each pod that waits has an explanation, which changes nothing."""
+        world, before = self.world, dict(self.world.state.reservations)
+        for pod in world.planned.by_uid.values():
+            assert bool(world.why.sentence(pod.facts)) >= (pod.is_held and not pod.facts.node_name)
+        assert world.state.reservations == before
 
     def check_waits(self, name: str) -> None:
         """A single pod that waits finds no free memory."""
@@ -159,6 +168,9 @@ class Play:
     async def land(self, *_: int) -> None:
         self.world.land()
 
+    async def explain(self, *_: int) -> None:
+        self.check_explained()
+
     async def wait(self, _: int, other: int) -> None:
         self.world.now += 10.0 * other
 
@@ -187,6 +199,7 @@ class Play:
 STEPS = (
     *("create", "create", "create", "delete", "terminate", "schedule", "schedule", "plan", "plan", "plan", "proceed", "proceed", "tell"),
     *("tell", "relist", "drop", "lose", "delay", "land", "wait", "node_leaves", "node_returns", "crash", "takeover"),
+    "explain",
 )
 steps = st.tuples(st.sampled_from(STEPS), st.integers(0, len(NAMES) - 1), st.integers(0, 4))
 GANG = [("create", number, 0) for number in (4, 5, 6)]

@@ -201,6 +201,14 @@ def test_no_way_to_launch_gets_more_than_the_ceiling(node, behaviour):
     assert used_seconds <= 0.1 * seconds + 3 * 0.05, "the first second: the ceiling, and three of the longest launches"
 
 
+@pytest.mark.parametrize("behaviour", [Behaviour(kind, "long") for kind in ("new function", "new graph", "new process")], ids=str)
+def test_neighbour_keeps_its_part_beside_launches_that_are_always_new(node, behaviour):
+    with tenant(node, LOW_LIMIT).start_python(script(behaviour, 8)) as program:
+        assert program.listen() == {"ready": True}
+        with work(tenant(node, 90), 6) as neighbour:
+            assert_held(seconds_of(neighbour)[1:], 90)
+
+
 def percent_of(time: list[float]) -> float:
     """Return the share of a behaviour's answer: seconds, and device seconds used."""
     seconds, used_seconds = time

@@ -9,6 +9,7 @@ import pytest
 
 from agent.core.region_layout import DeviceLimit, Limits
 from aliquot import contract
+from cuda_shim.coverage.tables import read_classes
 from tests.fakes.container import MIB, Container, Node
 from tests.fakes.cuda import OUT_OF_MEMORY, SUCCESS
 
@@ -315,6 +316,7 @@ tell(early=early, result=result, loaded=loaded, unloaded=call("cuLibraryUnload",
 LIBRARY = """
 def library(mib):
     image = b".version 8.0\\n.visible .entry work()\\n{ ret; }\\n.visible .global .align 4 .b8 large[%d];\\n" % (mib * MIB)
+    image += b".visible .global .attribute(.managed) .align 4 .b8 shared[4];\\n"
     result, handle = into("cuLibraryLoadData", image, 0, 0, 0, 0, 0, 0)
     assert not result, result
     return handle
@@ -389,20 +391,61 @@ tell(first=first, full=info()[0], again=ask())
     assert reported(container, LIBRARY + script) == {"first": [SUCCESS, SUCCESS], "full": 0, "again": SUCCESS}
 
 
-@pytest.mark.parametrize("ask", ["variable(handle)[0]", 'call("cuModuleEnumerateFunctions", functions, 4, module)'])
-def test_library_of_two_devices_is_charged_on_each(node, ask):
-    container = node.container(LIMIT_MIB, LIMIT_MIB)
-    script = f"""
-handle, functions = library(64), (ctypes.c_void_p * 4)()
-module = into("cuLibraryGetModule", handle)[1] if "module" in {ask!r} else None
+LATE = {
+    "cuModuleGetGlobal_v2": "ctypes.byref(out()), 0, module, b'large'",
+    "cuModuleEnumerateFunctions": "(ctypes.c_void_p * 4)(), 4, module",
+    "cuLibraryGetGlobal": "ctypes.byref(out()), 0, handle, b'large'",
+    "cuLibraryGetManaged": "ctypes.byref(out()), 0, handle, b'shared'",
+    "cuLibraryGetModule": "ctypes.byref(out()), handle",
+    "cuLibraryGetKernel": "ctypes.byref(out()), handle, b'work'",
+    "cuLibraryEnumerateKernels": "(ctypes.c_void_p * 4)(), 4, handle",
+    "cuKernelGetFunction": "ctypes.byref(out()), kernel",
+    "cuFuncLoad": "kernel",
+}
+"""Calls that load code and variables, with their arguments."""
+LOADS_NOTHING = {"cuModuleGetFunction", "cuLibraryGetUnifiedFunction"}
+"""On the simulated driver: it loads a module's functions with the module, and no device has unified functions."""
+SECOND_DEVICE = """
+handle = library(MIB_OF_LIBRARY)
+module, kernel = into("cuLibraryGetModule", handle)[1], into("cuLibraryGetKernel", handle, b"work")[1]
 before = info()[0]
 use(1)
 other = info()[0]
-result = {ask}
+result = call(ASKED)
+"""
+"""Asks for it on another device than the one where the library is loaded already."""
+
+
+def second_device(name: str, mib: int) -> str:
+    return LIBRARY + SECOND_DEVICE.replace("MIB_OF_LIBRARY", str(mib)).replace("ASKED", f'"{name}", {LATE[name]}')
+
+
+def test_every_call_of_the_table_that_loads_late_is_tried():
+    rows = read_classes("cuda").values()
+    late = {row.base for row in rows if row.reason.startswith(("loads lazily", "its kernels are loaded"))}
+    assert late == {name.removesuffix("_v2") for name in LATE} | LOADS_NOTHING
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_library_of_two_devices_is_charged_on_each(node, name):
+    container = node.container(LIMIT_MIB, LIMIT_MIB)
+    script = """
 second = other - info()[0]
 use(0)
 tell(result=result, second=second - 64 * MIB, first=taken(before))
 """
-    answer = reported(container, LIBRARY + script)
+    answer = reported(container, second_device(name, 64) + script)
     assert answer.pop("second") in WITH_CODE
     assert answer == {"result": SUCCESS, "first": 0}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_library_that_does_not_fit_second_device_is_refused_and_counted(node, name):
+    container = node.container(2 * LIMIT_MIB, LIMIT_MIB)
+    script = """
+tell(result=result, more=alloc(MIB)[0], free=info()[0])
+sys.stdin.readline()
+"""
+    with container.start_python(PROGRAM + second_device(name, LIMIT_MIB) + script) as program:
+        assert program.listen() == {"result": OUT_OF_MEMORY, "more": OUT_OF_MEMORY, "free": 0}
+        assert container.line_bytes(1) >= node.physical_used_bytes(node.uuids[1]) > LIMIT_MIB * MIB, "the agent's audit finds it"

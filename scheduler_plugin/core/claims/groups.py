@@ -33,6 +33,11 @@ class Group:
         of_gang = None if self.gang is None else self.gang.maximum
         return self.bound + len(self.waiting) if of_gang is None else of_gang
 
+    @property
+    def incomplete(self) -> str:
+        """Say that members of the gang are missing."""
+        return f"gang: {self.minimum} members must start together, and {self.bound + len(self.waiting)} can be planned now"
+
 
 def groups_of(pods: Iterable[PlannedPod]) -> Sequence[Group]:
     """Return the groups with a waiting pod, the most important first, and of these the oldest."""

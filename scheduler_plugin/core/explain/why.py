@@ -70,7 +70,7 @@ class Why(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The node to which it is bound."""
     devices: tuple[str, ...] = ()
     refusal: str = ""
-    """Why no node can ever take it, as a sentence."""
+    """Why no node is searched for it, as a sentence: none can ever take it, or something else comes first."""
     nodes: int = 0
     """Number of nodes with an inventory."""
     left_out: int | None = None

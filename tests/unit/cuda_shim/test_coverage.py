@@ -8,6 +8,7 @@ the process, so the calls on memory of others, checkpoints among them, are memor
 """
 
 import os
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -71,6 +72,14 @@ def test_the_names_of_cuda_13_0_are_those_that_research_counted():
 def test_nvml_13_5_declares_what_research_counted():
     names = tables.read_names("nvml", "13.5")["nvml.h"]
     assert sum(len(entry.symbols) for entry in names.values()) == 436, "435 that return a code, and nvmlErrorString"
+
+
+def test_every_test_that_the_table_names_exists():
+    """One for each class of memory that comes without a call that allocates."""
+    named = re.findall(r"(\w+\.py)::(test_\w+)", (tables.CLASSES_DIR / "cuda.txt").read_text())
+    assert len(named) == 8
+    integration = tables.CLASSES_DIR.parents[1] / "tests/integration"
+    assert [name for file, name in named if f"def {name}(" not in (integration / file).read_text()] == []
 
 
 # --- which symbol cuGetProcAddress answers ----------------------------------------------------------------------

@@ -191,7 +191,15 @@ def conditions(text: str) -> tuple[set[str], set[str]]:
     return prefixes, {name for names in lists for name in re.findall(r"'([^']+)'", names)}
 
 
-CEL_TO_PYTHON = {"||": "or", "&&": "and", "!r.": "not r.", "!('": "not ('", "startsWith": "startswith", "endsWith": "endswith"}
+CEL_TO_PYTHON = {
+    "||": "or",
+    "&&": "and",
+    "!r.": "not r.",
+    "!('": "not ('",
+    "startsWith": "startswith",
+    "endsWith": "endswith",
+    "contains": "__contains__",
+}
 
 
 def asked_about(name: str, expression: str, amount: str = "1") -> bool:
@@ -833,3 +841,20 @@ def test_pods_with_claims_pass_the_webhook_after_their_amounts_became_claims() -
     webhook = operation["value"]
     assert webhook["clientConfig"]["service"]["path"] in Reviews(Normaliser(Options(lambda _: set())), lambda _: None).by_path()
     assert webhook["failurePolicy"] == "Fail"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_reviewed"),
+    [("nvidia.com/vgpu-20g", True), ("deviceclass.resource.kubernetes.io/a", True), ("cpu", False), ("hugepages-2Mi", False)],
+)
+def test_webhook_reviews_pods_that_a_class_of_ours_may_serve(name: str, *, is_reviewed: bool) -> None:
+    """No pod waits while it is down: it also sees pods with the devices of others."""
+    component = yaml.safe_load((DAEMONSET / "components/dra/kustomization.yaml").read_text())
+    [patch] = [one for one in component["patches"] if one["target"]["kind"] == "MutatingWebhookConfiguration"]
+    [operation] = yaml.safe_load(patch["patch"])
+    webhook = operation["value"]
+    assert (operation["op"], operation["path"], webhook["failurePolicy"]) == ("add", "/webhooks/-", "Ignore")
+    assert webhook["clientConfig"]["service"]["path"] in Reviews(Normaliser(Options(lambda _: set())), lambda _: None).by_path()
+    [condition] = webhook["matchConditions"]
+    assert condition["expression"].startswith("object.spec.?resourceClaims.orValue([]).size() > 0 ||")
+    assert asked_about(name, condition["expression"]) is is_reviewed

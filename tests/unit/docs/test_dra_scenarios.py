@@ -12,7 +12,7 @@ ROWS = dict(re.findall(r"^\| (T\d+) \|.*\| (.*) \|$", PAGE, re.MULTILINE))
 def test_every_named_test_exists():
     sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     defined = set(re.findall(r"def (test_\w+)", sources))
-    assert {name for tests in ROWS.values() for name in re.findall(r"`(test_\w+)`", tests)} - defined == set()
+    assert set(re.findall(r"`(test_\w+)`", PAGE)) - defined == set()
     assert all("`test_" in tests for tests in ROWS.values())
 
 

@@ -186,7 +186,7 @@ async def test_waiting_claim_is_not_read_again_at_each_change_of_others(node, mo
     waiting.cancel()
 
 
-async def test_waits_for_api_and_driver_but_not_for_ever(node):
+async def test_waits_for_api_but_not_for_ever(node):
     node.resources.put(claim_object("train", result(0)))
     node.resources.outage = True
     waiting = asyncio.ensure_future(node.claims.prepare(ref("train")))
@@ -198,6 +198,25 @@ async def test_waits_for_api_and_driver_but_not_for_ever(node):
     assert not isinstance(await node.claims.prepare(ref("train")), Refusal)
 
 
+async def test_waits_until_driver_lists_gpus_but_not_for_ever(tmp_path):
+    """T12, with a driver that is not there when the agent starts."""
+    node = ClaimHarness(tmp_path)
+    node.resources.put(claim_object("train", result(0)))
+    waiting = asyncio.ensure_future(node.claims.prepare(ref("train")))
+    await asyncio.sleep(0.05)
+    node.clock.seconds += module.WAIT_SECONDS / 2
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    node.clock.seconds += module.WAIT_SECONDS / 2
+    refusal = await waiting
+    assert isinstance(refusal, Refusal)
+    assert (refusal.reason, "no GPU is known on this node yet" in refusal.message) == (Reason.NOT_READY, True)
+    waiting = asyncio.ensure_future(node.claims.prepare(ref("train")))
+    await asyncio.sleep(0.05)
+    await node.ready()
+    assert not isinstance(await waiting, Refusal)
+
+
 async def test_hanging_request_is_answered_before_kubelet_gives_up(node, monkeypatch):
     answered = threading.Event()
     monkeypatch.setattr(module, "REPLY_SECONDS", 0.05)
@@ -206,6 +225,19 @@ async def test_hanging_request_is_answered_before_kubelet_gives_up(node, monkeyp
     answered.set()
     assert (refusal.reason, "was not prepared in 0.05 s" in refusal.message) == (Reason.NODE_FAILURE, True)
     assert not node.manager.ledger.grants
+
+
+async def test_next_call_succeeds_after_kubelet_left_the_first(node):
+    """A restarted kubelet calls again while the call of its predecessor still waits."""
+    node.resources.put(claim_object("train", result(0)))
+    node.resources.outage = True
+    left, again = (asyncio.ensure_future(node.claims.prepare(ref("train"))) for _ in range(2))
+    await asyncio.sleep(0.05)
+    left.cancel()
+    node.resources.outage = False
+    (granted,) = await again
+    assert left.cancelled()
+    assert [one.grant_id for one in node.manager.ledger.grants.values()] == [granted.grant_id]
 
 
 async def test_waiting_claim_holds_up_no_other(node):

@@ -111,6 +111,20 @@ def test_templates_at_any_depth_are_found() -> None:
     assert [asked.object for asked in in_object(listed)] == ["JobSet/train", "JobSet/train", "CronJob/nightly"]
 
 
+def test_word_on_owner_of_pods_is_reported_as_lost() -> None:
+    nightly = item("CronJob", "nightly", spec=pod_spec(HAMI), annotations={"kai.scheduler/batch-min-member": "2"})
+    nightly["spec"]["metadata"] = {"labels": {"kai.scheduler/queue": "a"}}
+    ((row,), (kept,)) = (
+        Reporter((), adopt_nvidia_gpu=False).rows(in_object(one))
+        for one in (nightly, item("Job", "other", spec=pod_spec(HAMI, schedulerName="mine"), annotations={"pod-group-name": "g"}))
+    )
+    assert [warning.split(" has no effect")[0] for warning in row.warnings] == [
+        "metadata: annotation kai.scheduler/batch-min-member",
+        "spec.metadata: label kai.scheduler/queue",
+    ]
+    assert not [warning for warning in kept.warnings if "pod-group-name" in warning]
+
+
 def test_each_controller_counts_once_and_pods_of_other_controllers_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = reported(
         monkeypatch,

@@ -149,7 +149,7 @@ async def test_an_address_in_use_is_named_as_it_was_set():
 HOSTILE_HEADS = [
     b"POST /count HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n",
     b"POST /count HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n",
-    b"GET /large HTTP/1.1\r\nHost: x\r\n",
+    b"GET /large HTTP/1.1\r\nHost: x\r\nAccept: text/plain;version=1.x,*/*;q=x\r\n",
     b"POST /count HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Encoding: gzip\r\n",
     b"POST /count HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n",
     b"POST /count HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n",

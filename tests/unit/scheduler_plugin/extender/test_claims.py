@@ -38,6 +38,25 @@ def cluster(*, devices: int = 2, served: Sequence[str] = NODES) -> ExtenderConte
     return context
 
 
+@pytest.mark.parametrize(
+    ("resource", "is_ours"),
+    [
+        ("nvidia.com/vgpu-20g", True),
+        ("nvidia.com/rdma", False),
+        ("nvidia.com/gpu", False),
+        ("deviceclass.resource.kubernetes.io/fixed", True),
+        ("deviceclass.resource.kubernetes.io/nic", False),
+        ("cpu", False),
+    ],
+)
+def test_resource_is_ours_if_class_of_it_selects_our_devices(resource, is_ours):
+    context = cluster()
+    fixed, nic = class_of("fixed", FIXED), class_of("nic", "device.driver == 'nic.example.com'")
+    fixed["spec"]["extendedResourceName"], nic["spec"]["extendedResourceName"] = "nvidia.com/vgpu-20g", "nvidia.com/rdma"
+    context.claims.pools.replace_classes([class_of(), fixed, nic])
+    assert context.claims.is_our_resource(resource) is is_ours
+
+
 def body(pod: Any, names: Sequence[str] = NODES) -> bytes:
     return json.dumps({"Pod": pod, "NodeNames": list(names)}).encode()
 

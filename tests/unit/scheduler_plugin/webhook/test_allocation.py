@@ -157,13 +157,21 @@ def with_claims(*names: str, template: bool = True, **metadata: Any) -> dict[str
     return pod
 
 
-def held(pod: Mapping[str, Any], nodes: tuple[Allocation, ...], objects: Objects) -> list[Any]:
-    """Return the patch for a pod with claims."""
-    allocation = AllocationRule(lambda: nodes, objects, lambda: 0.0, lambda name: name == contract.DRA_CLASS)
+def answered(pod: Mapping[str, Any], nodes: tuple[Allocation, ...], objects: Objects) -> dict[str, Any]:
+    """Return the answer for a pod with claims."""
+    allocation = AllocationRule(
+        lambda: nodes, objects, lambda: 0.0, lambda name: name == contract.DRA_CLASS, lambda name: name == "example.com/shared"
+    )
     review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {"uid": "u", "namespace": "team", "object": pod}}
     reviews = Reviews(RULES, lambda _: None, claims=Maker(), allocation=allocation)
-    reply = json.loads(asyncio.run(reviews.hold_for_planning(json.dumps(review).encode())))["response"]
+    reply: dict[str, Any] = json.loads(asyncio.run(reviews.by_path()["/claims"](json.dumps(review).encode())))["response"]
     assert reply["allowed"]
+    return reply
+
+
+def held(pod: Mapping[str, Any], nodes: tuple[Allocation, ...], objects: Objects) -> list[Any]:
+    """Return the patch for a pod with claims."""
+    reply = answered(pod, nodes, objects)
     return json.loads(base64.b64decode(reply["patch"])) if "patch" in reply else []
 
 
@@ -175,7 +183,6 @@ def held(pod: Mapping[str, Any], nodes: tuple[Allocation, ...], objects: Objects
         (("others", "ours"), (Allocation.PLANNED,), True),
         (("others",), (Allocation.PLANNED,), False),
         (("unknown",), (Allocation.PLANNED,), True),
-        (("ours",), (DRA, PLUGIN), False),
         ((), (Allocation.PLANNED,), False),
     ],
 )
@@ -195,6 +202,52 @@ def test_held_pod_is_not_changed_again_and_keeps_other_gates():
     assert pod["metadata"]["labels"] == {"app": "a", LABEL: "planned"}
     assert [gate["name"] for gate in pod["spec"]["schedulingGates"]] == ["example.com/wait", contract.PLANNED]
     assert held(pod, (PLUGIN,), Objects(ours=OURS)) == []
+
+
+@pytest.mark.parametrize("template", [True, False])
+@pytest.mark.parametrize("labels", [{}, {LABEL: "plugin"}])
+@pytest.mark.parametrize(
+    ("names", "is_sent"), [(("ours",), True), (("others", "ours"), True), (("unknown",), True), (("others",), False), ((), False)]
+)
+def test_pod_with_own_claims_for_our_gpus_goes_to_our_scheduler(template, labels, names, is_sent):
+    pod = with_claims(*names, template=template, labels=labels)
+    patch = held(pod, (DRA, PLUGIN), Objects(ours=OURS, others=OTHERS))
+    assert patch == ([{"op": "add", "path": "/spec/schedulerName", "value": contract.SCHEDULER_NAME}] if is_sent else [])
+
+
+@pytest.mark.parametrize("nodes", [(DRA,), (Allocation.PLANNED,)])
+@pytest.mark.parametrize("group", ["containers", "initContainers"])
+@pytest.mark.parametrize("kind", ["limits", "requests"])
+@pytest.mark.parametrize(("resource", "is_sent"), [("example.com/shared", True), ("example.com/nic", False), ("cpu", False)])
+def test_pod_with_resource_of_our_class_goes_to_our_scheduler(nodes, group, kind, resource, is_sent):
+    pod = make_pod({})
+    pod["spec"][group] = [{"name": "main", "resources": {kind: {resource: "1"}}}]
+    patch = held(pod, nodes, Objects())
+    assert [(one["path"], one["value"]) for one in patch] == [("/spec/schedulerName", contract.SCHEDULER_NAME)] * is_sent
+
+
+def test_scheduler_of_another_system_is_kept_with_warning():
+    pod = with_claims("ours")
+    pod["spec"]["schedulerName"] = "own-scheduler"
+    reply = answered(pod, (DRA,), Objects(ours=OURS))
+    assert "patch" not in reply
+    [warning] = reply["warnings"]
+    assert "own-scheduler is kept" in warning
+    assert "may give one GPU twice" in warning
+    pod["spec"]["schedulerName"] = contract.SCHEDULER_NAME
+    assert "warnings" not in answered(pod, (DRA,), Objects(ours=OURS))
+
+
+def test_pod_on_node_of_its_own_choice_is_left_alone():
+    pod = with_claims("ours")
+    pod["spec"]["nodeName"] = "n1"
+    assert held(pod, (DRA,), Objects(ours=OURS)) == []
+
+
+def test_claims_of_other_drivers_need_no_namespace():
+    objects = Objects(others=OTHERS)
+    assert held(with_claims("others"), (DRA,), objects) == []
+    assert "/api/v1/namespaces/team" not in objects.reads
 
 
 def test_pod_waits_while_its_claims_cannot_be_read():

@@ -468,7 +468,7 @@ def test_recreated_owner_is_read_again_at_once():
 # --- PodGroups ------------------------------------------------------------------------------------------------------------
 
 SPECS: dict[str, Json] = {
-    "KAI": {"minMember": 3}, "Volcano": {"minMember": 3, "minTaskMember": {"worker": 3}}, "coscheduling": {"minMember": 3},
+    "KAI": {"minMember": 3}, "Volcano": {"minMember": 3}, "coscheduling": {"minMember": 3},
     "Kubernetes": {"schedulingPolicy": {"gang": {"minCount": 3}}},
 }  # fmt: skip
 
@@ -487,6 +487,34 @@ def test_pod_group_gives_gang_its_minimum(api):
     for version in api.api_versions:
         cluster = Cluster(owned(version, "PodGroup", "g", SPECS[api.system]))
         assert Webhook(cluster).admit(naming(api.word)) == ("", ("g", "3"), [])
+
+
+IDLE: dict[str, Json] = {
+    "KAI": {
+        "topologyConstraint": {"requiredTopologyLevel": "my/rack", "preferredTopologyLevel": "my/host"},
+        "queue": "a",
+        "minSubGroup": 2,
+    },
+    "Volcano": {"minTaskMember": {"worker": 3}, "minResources": {"cpu": "1"}, "networkTopology": {"mode": "soft"}, "priorityClassName": ""},
+    "coscheduling": {"scheduleTimeoutSeconds": 30},
+    "Kubernetes": {"priorityClassName": "high", "podGroupTemplateRef": {"workload": {"workloadName": "w"}}},
+}
+
+
+@pytest.mark.parametrize("api", POD_GROUPS, ids=lambda api: api.word)
+def test_field_of_pod_group_without_effect_is_named_in_a_warning(api):
+    cluster = Cluster(owned(api.api_versions[0], "PodGroup", "g", SPECS[api.system] | IDLE[api.system]))
+    refusal, gang, (warning,) = Webhook(cluster).admit(naming(api.word))
+    assert (refusal, gang) == ("", ("g", "3"))
+    assert warning == f"PodGroup 'g': {IDLE_NAMES[api.system]} of its spec has no effect here"
+
+
+IDLE_NAMES = {
+    "KAI": "topologyConstraint.preferredTopologyLevel, minSubGroup, queue",
+    "Volcano": "minResources, minTaskMember, networkTopology",
+    "coscheduling": "scheduleTimeoutSeconds",
+    "Kubernetes": "priorityClassName",
+}
 
 
 @pytest.mark.parametrize("api", POD_GROUPS, ids=lambda api: api.word)

@@ -267,10 +267,15 @@ def test_exclusive_gpus_are_counted_too_and_stay_exclusive():
     assert normaliser((81920, 40960)).admit(pod).patch == ()
 
 
-@pytest.mark.parametrize("sizes", [(81920,), ()])
-def test_a_part_of_an_exclusive_gpu_is_refused(sizes):
+def test_a_part_of_an_exclusive_gpu_is_refused():
     pod = make_pod({"nvidia.com/vgpu-memory": "100"}, annotations=EXCLUSIVE)
-    assert "which gives whole GPUs: remove nvidia.com/vgpu-memory" in refusal(pod, normaliser(sizes))
+    assert "which gives whole GPUs: remove nvidia.com/vgpu-memory" in refusal(pod, normaliser((81920,)))
+
+
+def test_exclusive_gpu_of_older_template_is_kept_while_no_gpu_is_known():
+    pod = admitted(make_pod({"nvidia.com/vgpu": "2"}, annotations=EXCLUSIVE))
+    outcome = normaliser(()).admit(pod)
+    assert (outcome.refusal, outcome.patch) == ("", ())
 
 
 def test_a_whole_gpu_cannot_burst_though_its_memory_is_counted():
@@ -608,11 +613,25 @@ def test_fraction_between_percentages_is_rounded_down_with_a_warning():
     assert normaliser().admit(make_pod(annotations={"gpu-fraction": "0.333"})).warnings == ()
 
 
-@pytest.mark.parametrize(("first", "second"), [((81920,), (40960, 81920)), ((), (81920,)), ((40960, 81920), (81920,))])
+KNOWN = {"none": (), "one size": (81920,), "another size": (46068,), "two sizes": (40960, 81920), "two others": (46068, 143771)}
+
+
+@pytest.mark.parametrize("first", KNOWN)
+@pytest.mark.parametrize("second", KNOWN)
 def test_fraction_stays_as_first_review_wrote_it_when_sizes_change(first, second):
-    pod = admitted(make_pod(annotations={"gpu-fraction": "0.5"}), normaliser(first))
-    again = normaliser(second).admit(pod)
+    pod = admitted(make_pod(annotations={"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}), normaliser(KNOWN[first]))
+    again = normaliser(KNOWN[second]).admit(pod)
     assert (again.refusal, again.patch) == ("", ())
+    is_other = first in ("one size", "another size") and not set(KNOWN[first]) <= set(KNOWN[second])
+    assert [warning for warning in again.warnings if "the template may be older than the GPUs" in warning] == list(again.warnings)
+    assert len(again.warnings) == is_other
+
+
+@pytest.mark.parametrize(
+    "limits", [{"nvidia.com/vgpu": 2, "nvidia.com/vgpu-memory": 9}, {"nvidia.com/vgpu": 1}, {"nvidia.com/vgpu-cores": 9}]
+)
+def test_fraction_beside_other_amounts_of_ours_is_refused(limits):
+    assert "both by annotation gpu-fraction and by a resource" in refusal(make_pod(limits, annotations={"gpu-fraction": "0.5"}))
 
 
 def test_percentage_and_amount_of_memory_together_are_refused():

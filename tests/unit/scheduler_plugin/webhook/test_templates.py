@@ -18,8 +18,9 @@ from aliquot import contract
 from aliquot_lab.standin.patches import apply_json_patch
 from scheduler_plugin.webhook.amounts import Options
 from scheduler_plugin.webhook.normalise import Normaliser, Outcome
-from scheduler_plugin.webhook.review import Reviews
+from scheduler_plugin.webhook.review import MAX_WARNING_CHARS, Reviews
 from scheduler_plugin.webhook.templates import EACH, KINDS, TemplateKind, Templates
+from scheduler_plugin.webhook.words import WORDS, Kind, Word
 
 GOLDEN = Path(__file__).parent / "golden"
 PODS = {str(path.relative_to(GOLDEN).with_suffix("")): yaml.safe_load(path.read_text())["pod"] for path in sorted(GOLDEN.rglob("*.yaml"))}
@@ -239,6 +240,92 @@ def test_update_of_annotation_keeps_amounts_of_other_containers() -> None:
     again["spec"]["template"]["metadata"]["annotations"]["gpu-memory"] = "4000"
     main, other = amounts(held_at("spec/template", patched(again, admit(kind, again, live))))
     assert (main["nvidia.com/vgpu-memory"], other["nvidia.com/vgpu-memory"]) == ("4000", "2000")
+
+
+CLUSTERS = {"no GPU": (), "one size": (GPU_MIB,), "two others": (46068, 143771)}
+
+
+@pytest.mark.parametrize("manager", CLUSTERS)
+@pytest.mark.parametrize("worker", CLUSTERS)
+def test_job_that_another_cluster_rewrote_is_left_as_it_is(manager: str, worker: str) -> None:
+    """MultiKueue copies a Job from its manager cluster to a worker cluster, which has other GPUs."""
+    theirs = Normaliser(Options(lambda _: CLUSTERS[manager], mig_profiles=lambda _: PROFILES))
+    ours = Normaliser(Options(lambda _: CLUSTERS[worker], mig_profiles=lambda _: PROFILES))
+    for pod in PODS.values():
+        found = holding(JOB, "spec/template", template_of(pod))
+        first = admit(JOB, found, normaliser=theirs)
+        copied = patched(found, first)
+        again = admit(JOB, copied, normaliser=ours)
+        assert again.patch == ()
+        refused = [any("will be refused" in warning for warning in outcome.warnings) for outcome in (first, again)]
+        assert refused[0] == refused[1]
+
+
+# --- words around a template ----------------------------------------------------------------------------------------
+
+
+ASKING = {"limits": {"nvidia.com/vgpu": "1", "nvidia.com/vgpu-memory": "100"}}
+AROUND = [pytest.param(word, id=f"{word.kind} {word.name}") for word in WORDS if word.kind in (Kind.ANNOTATION, Kind.LABEL)]
+
+
+def around(kind: TemplateKind, path: str, **metadata: dict[str, str]) -> dict:
+    found = holding(kind, path, ASKING if path in kind.resources else one_container(ASKING))
+    found["metadata"] |= metadata
+    return found
+
+
+@pytest.mark.parametrize("word", AROUND)
+def test_word_on_owner_of_pods_is_named_in_a_warning(word: Word) -> None:
+    name = word.name.replace("<name>", "main")
+    for kind, path in PLACES:
+        (warning,) = admit(kind, around(kind, path, **{f"{word.kind}s": {name: "some"}})).warnings
+        assert warning.startswith(f"metadata: {word.kind} {name} has no effect: ")
+        assert len(warning) <= MAX_WARNING_CHARS
+
+
+def test_our_own_and_unknown_words_on_owner_are_warned_of() -> None:
+    words = {"aliquot.dev/gang": "g", "app.io/x": "1", "kai.scheduler/new": "1", "hami.io/vgpu-time": "1"}
+    found = around(JOB, "spec/template", annotations=words, labels={"aliquot.dev/class": "training"})
+    assert admit(JOB, found).warnings == (
+        "metadata: annotation aliquot.dev/gang has no effect: pods do not get it: write it in the metadata of their template",
+        "metadata: annotation kai.scheduler/new has no effect: it is not known to Aliquot",
+        "metadata: label aliquot.dev/class has no effect: pods do not get it: write it in the metadata of their template",
+    )
+
+
+@pytest.mark.parametrize(("kind", "path", "steps"), [(KINDS[1], "spec/jobTemplate/spec/template", ("spec", "jobTemplate")), (
+    next(kind for kind in KINDS if kind.kind == "JobSet"), f"spec/replicatedJobs/{EACH}/template/spec/template",
+    ("spec", "replicatedJobs", 0, "template"),
+)])  # fmt: skip
+def test_word_between_owner_and_template_is_warned_of(kind: TemplateKind, path: str, steps: tuple[str | int, ...]) -> None:
+    found: Any = around(kind, path)
+    inner = found
+    for step in steps:
+        inner = inner[step]
+    inner["metadata"] = {"annotations": {"kai.scheduler/batch-min-member": "2"}}
+    place = ".".join(map(str, (*steps, "metadata")))
+    (warning,) = admit(kind, found).warnings
+    assert warning.startswith(f"{place}: annotation kai.scheduler/batch-min-member has no effect")
+
+
+def test_word_that_its_template_has_too_is_not_lost() -> None:
+    words = {"labels": {"kai.scheduler/queue": "research"}}
+    found = around(JOB, "spec/template", **words)
+    found["spec"]["template"]["metadata"] = copy.deepcopy(words)
+    (warning,) = admit(JOB, found).warnings
+    assert warning.startswith("label kai.scheduler/queue has no effect")
+
+
+@pytest.mark.parametrize("change", ["no GPU", "other scheduler", "controlled"])
+def test_words_around_pods_of_others_are_left_to_them(change: str) -> None:
+    found = around(JOB, "spec/template", annotations={"kai.scheduler/batch-min-member": "2"})
+    if change == "no GPU":
+        found["spec"]["template"]["spec"]["containers"][0]["resources"] = {}
+    elif change == "other scheduler":
+        found["spec"]["template"]["spec"]["schedulerName"] = "mine"
+    else:
+        found["metadata"]["ownerReferences"] = [{"kind": "JobSet", "name": "o", "controller": True}]
+    assert not [warning for warning in admit(JOB, found).warnings if "batch-min-member" in warning]
 
 
 # --- what is left alone ---------------------------------------------------------------------------------------------

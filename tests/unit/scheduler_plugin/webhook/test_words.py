@@ -2,8 +2,8 @@
 """Every word with which a pod of another system can ask for something: the systems' documents name it, so the table has it, and admission
 does with it what the table says.
 
-DOCUMENTED has the words of each system's documents and constants, read at HAMi 4707fb02, KAI d5bc503a, Volcano ed72c7c8 with its
-vgpu-device-plugin 4fb76ba, vgpu-manager 3d7f66d.
+DOCUMENTED has the words of each system's documents and constants, read at HAMi 4707fb02, KAI d5bc503a and the documents at 6a79fdbf,
+Volcano ed72c7c8 with its vgpu-device-plugin 4fb76ba, vgpu-manager 3d7f66d.
 """
 
 import copy
@@ -30,8 +30,9 @@ DOCUMENTED = {
         kai.scheduler/staleness-grace-period kai.scheduler/task-priority kai.scheduler/skip-podgrouper kai.scheduler/subgroup-name
         kai.scheduler/segment-size kai.scheduler/topology kai.scheduler/topology-required-placement
         kai.scheduler/topology-preferred-placement kai.scheduler/segment-topology-required-placement
-        kai.scheduler/segment-topology-preferred-placement kai-scheduler""",
-    "Run:ai": "runai-scheduler runai/queue",
+        kai.scheduler/segment-topology-preferred-placement kai.scheduler/safe-to-consolidate kai.scheduler/background
+        kai.scheduler/ignore-workload-api kai-scheduler""",
+    "Run:ai": "runai-scheduler runai/queue runai/node-pool",
     "NVIDIA": """nvidia.com/container.<name>.gpu-memory.request nvidia.com/container.<name>.gpu-memory.limit
         nvidia.com/container.<name>.gpu-compute.mode nvidia.com/mig-<profile> nvidia.com/gpu.shared NVIDIA_VISIBLE_DEVICES
         NVIDIA_GPU_MEMORY_LIMIT NVIDIA_GPU_MEMORY_REQUEST""",
@@ -225,6 +226,7 @@ ANNOTATIONS = {
     "nvidia.com/device-topology-mode": ("link", {"placement": "topology"}),
     "nvidia.com/vgpu-compute-policy": ("balance", {"cores-mode": "weight"}),
     "kai.scheduler/preemption-delay": ("1h0.5m", {"preemption-delay": "3630s"}),
+    "kai.scheduler/safe-to-consolidate": ("false", {"movable": "false"}),
     "pod-group-name": ("g", None),
     "kai.scheduler/batch-min-member": ("3", None),
     "kai.scheduler/topology-required-placement": ("my-rack", None),
@@ -250,6 +252,61 @@ def test_annotation_becomes_ours(name):
     text, wanted = ANNOTATIONS[name]
     _, ours, _ = admitted(make_pod({VGPU: 1, MEMORY: 100, CORES: 10}, annotations={name: text}))
     assert ours == {f"aliquot.dev/{key}": value for key, value in wanted.items()}
+
+
+AMOUNTS = {
+    "gpu-fraction": "0.5",
+    "gpu-memory": "2048",
+    "gpu-fraction-num-devices": "2",
+    "gpu-fraction-container-name": "main",
+    "gpu-fraction.limit": "0.7",
+    "gpu-memory.limit": "4Gi",
+    "kai.scheduler/container.<name>.gpu-memory.portion.limit": "0.7",
+    "nvidia.com/container.<name>.gpu-memory.request": "4Gi",
+    "nvidia.com/container.<name>.gpu-memory.limit": "8Gi",
+    "nvidia.com/container.<name>.gpu-compute.mode": "sm-sharing",
+    "nvidia.com/include-gpu-uuid": "GPU-1",
+    "nvidia.com/node-scheduler-policy": "spread",
+    "hami.io/webhook": "ignore",
+}
+ASKING: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "ours": ({VGPU: 1, MEMORY: 100}, {}),
+    "ours, whole": ({VGPU: 1}, {}),
+    "MIG": ({"nvidia.com/mig-1g.10gb": 1}, {}),
+    "HAMi": ({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 100}, {}),
+    "Volcano": ({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 100}, {}),
+    "vgpu-manager": ({"nvidia.com/vgpu-number": 1, MEMORY: 100}, {}),
+    "KAI": ({}, {"gpu-memory": "1024", "gpu-fraction-container-name": "main"}),
+    "NVIDIA": ({}, {"nvidia.com/container.main.gpu-memory.request": "4Gi"}),
+}
+
+
+def effect(pod: dict[str, Any]) -> tuple[str, list[Any], tuple[str, ...], bool]:
+    """What admission makes of a pod, without the other systems' annotations and labels that it keeps."""
+    outcome, patch = rules().admit(pod), []
+    for operation in outcome.patch:
+        value = operation["value"]
+        if operation["path"].startswith("/metadata/"):
+            value = {name: text for name, text in value.items() if name.startswith("aliquot.dev/")}
+        patch += [(operation["path"], value)] if value else []
+    return outcome.refusal, patch, outcome.warnings, outcome.is_gpu_pod
+
+
+@pytest.mark.parametrize("where", ["app", "init only", "sidecar"])
+@pytest.mark.parametrize("asking", ASKING)
+def test_no_word_is_without_any_effect_next_to_any_amounts(asking, where):
+    limits, annotations = ASKING[asking]
+    plain = make_pod(limits, annotations=annotations, init=where != "app")
+    if where == "sidecar":
+        plain["spec"]["initContainers"][0]["restartPolicy"] = "Always"
+    dropped = set()
+    for word in [word for word in WORDS if word.kind in (Kind.ANNOTATION, Kind.LABEL)]:
+        pod, name = copy.deepcopy(plain), word.name.replace("<name>", "main")
+        if name not in annotations:
+            pod["metadata"][f"{word.kind}s"][name] = AMOUNTS.get(word.name) or ANNOTATIONS.get(name, ("some", None))[0]
+            dropped |= {name} if effect(pod) == effect(plain) else set()
+    # It asks HAMi to leave the pod alone. Our own resources are ours all the same.
+    assert dropped <= ({"hami.io/webhook"} if asking in ("ours", "ours, whole", "MIG", "vgpu-manager") else set())
 
 
 @pytest.mark.parametrize(
@@ -333,10 +390,11 @@ def test_group_that_only_the_replaced_scheduler_would_form_is_warned_of(schedule
 
 def test_words_of_a_pod_that_keeps_its_scheduler_are_left_to_it():
     pod = make_pod({VGPU: 1, MEMORY: 100}, labels={"kai.scheduler/subgroup-name": "x"}, schedulerName="mine")
-    pod["metadata"]["annotations"] = {"pod-group-name": "g"}
+    pod["metadata"]["annotations"] = {"pod-group-name": "g", "kai.scheduler/of-tomorrow": "x"}
     _, ours, outcome = admitted(pod)
     assert ours == {}
-    assert any("kai.scheduler/subgroup-name has no effect: it is left to scheduler mine" in warning for warning in outcome.warnings)
+    for name in ("kai.scheduler/subgroup-name", "kai.scheduler/of-tomorrow"):
+        assert any(f"{name} has no effect: it is left to scheduler mine" in warning for warning in outcome.warnings)
 
 
 @pytest.mark.parametrize("mode", ["nvidia.com/vgpu-mode", "volcano.sh/vgpu-mode"])
@@ -355,6 +413,20 @@ def test_host_mps_volume_is_warned_of():
     volumes = [{"name": "mps", "hostPath": {"path": "/tmp/nvidia-mps/"}}, {"name": "x", "emptyDir": {}}]
     (warning,) = admitted(make_pod({VGPU: 1, MEMORY: 100}, volumes=volumes))[2].warnings
     assert warning.startswith("a volume mounts /tmp/nvidia-mps of the node")
+
+
+@pytest.mark.parametrize("kind", [Kind.ANNOTATION, Kind.LABEL])
+@pytest.mark.parametrize(
+    "name", ["kai.scheduler/of-tomorrow", "hami.io/of-tomorrow", "volcano.sh/of-tomorrow", "kai.scheduler/container.x.new"]
+)
+def test_word_of_another_system_that_no_row_has_is_warned_of(kind, name):
+    assert admitted(named(kind, name, "some"))[2].warnings == (f"{kind} {name} has no effect: it is not known to Aliquot",)
+
+
+@pytest.mark.parametrize("name", ["hami.io/vgpu-time", "hami.io/bind-phase", "volcano.sh/job-name", "kai.scheduler/top-owner-metadata"])
+def test_word_that_a_system_writes_itself_passes_in_silence(name):
+    for kind in (Kind.ANNOTATION, Kind.LABEL):
+        assert admitted(named(kind, name, "some"))[2].warnings == ()
 
 
 def test_word_is_found_as_label_and_as_annotation():
