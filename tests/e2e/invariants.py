@@ -36,10 +36,10 @@ NEWCOMER_MIB = 1024
 
 _REASONS = re.compile(
     r"GPU|vgpu|nvidia\.com/|untolerated taint|unschedulable|device plugin|Allocate failed|assignment|No space left|preempt"
-    r"|Post \"http://127\.0\.0\.1:9410/|the extender of aliquot-scheduler decides nothing now: .",
+    r"|Post \"http://127\.0\.0\.1:9410/|the extender of aliquot-scheduler decides nothing now: .|the API server has not answered",
     re.IGNORECASE,
 )
-"""What a refusal has to speak of: a device, a resource, what keeps node or agent from giving one, an extender that is away or not ready."""
+"""What a refusal has to speak of: a device, a resource, what keeps node or agent from giving one, a server that is away or not ready."""
 
 
 class Invariants:
