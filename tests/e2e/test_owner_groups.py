@@ -6,6 +6,7 @@ No pod and no template says that it is in a gang. Only the namespace has the lab
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,21 +25,33 @@ NO_ROOM = "gang: no room for enough members at once"
 
 @pytest.fixture(scope="module")
 def workloads(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[None]:
-    """The product with gangs from owners, and the controllers of the workloads; gone afterwards."""
-    controllers = (JOBSET_CONTROLLER, LWS_CONTROLLER, KUBERAY_CONTROLLER, TRAINING_CONTROLLER)
-    with with_components(product, ["gangs-from-owners"], scratch_in_tree), installed(product, node, *controllers):
+    """The product with gangs from owners, and the controllers of JobSet and LeaderWorkerSet; gone afterwards."""
+    with with_components(product, ["gangs-from-owners"], scratch_in_tree), installed(product, node, JOBSET_CONTROLLER, LWS_CONTROLLER):
         yield
+
+
+@pytest.fixture(scope="module")
+def operators(workloads: None, product: Kubectl, node: Cluster) -> Iterator[None]:
+    """Also the operators of Ray and PyTorch; gone afterwards."""
+    del workloads
+    with installed(product, node, KUBERAY_CONTROLLER, TRAINING_CONTROLLER):
+        yield
+
+
+@contextmanager
+def gangs_from_owners(kubectl: Kubectl, kinds: str) -> Iterator[None]:
+    """Have gangs from owners in the namespace. Objects of these kinds go first, or their controllers would create deleted pods again."""
+    kubectl.run("label", "namespace", kubectl.namespace, f"{contract.LABEL_GANG_FROM_OWNER}=true")
+    yield
+    kubectl.run("delete", kinds, "--all", "--cascade=foreground", timeout_seconds=START_SECONDS)
 
 
 @pytest.fixture
 def labelled(workloads: None, kubectl: Kubectl) -> Iterator[Kubectl]:
-    """A namespace with gangs from owners. The workloads go first, or their controllers would create deleted pods again."""
+    """A namespace with gangs from owners."""
     del workloads
-    kubectl.run("label", "namespace", kubectl.namespace, f"{contract.LABEL_GANG_FROM_OWNER}=true")
-    yield kubectl
-    kubectl.run(
-        "delete", "jobsets,leaderworkersets,rayclusters,pytorchjobs", "--all", "--cascade=foreground", timeout_seconds=START_SECONDS
-    )
+    with gangs_from_owners(kubectl, "jobsets,leaderworkersets"):
+        yield kubectl
 
 
 def template(wanted: Slice, command: Sequence[str] = HOLD_OPEN, **spec: object) -> Object:
@@ -124,16 +137,24 @@ TORCH: Object = {
         }
     },
 }
-WHOLE = [
-    pytest.param(TRAIN, "train-workers", id="jobset"),
-    pytest.param(SERVE, "serve", id="lws"),
-    pytest.param(RAY, "ray", id="ray"),
-    pytest.param(TORCH, "torch", id="pytorch"),
-]
 
 
-@pytest.mark.parametrize(("workload", "owner"), WHOLE)
+@pytest.mark.parametrize(("workload", "owner"), [pytest.param(TRAIN, "train-workers", id="jobset"), pytest.param(SERVE, "serve", id="lws")])
 def test_no_pod_of_workload_starts_before_all_have_room(labelled: Kubectl, workload: Object, owner: str) -> None:
+    waits_until_all_have_room(labelled, workload, owner)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("workload", "owner"), [pytest.param(RAY, "ray", id="ray"), pytest.param(TORCH, "torch", id="pytorch")])
+def test_no_pod_of_operator_starts_before_all_have_room(operators: None, kubectl: Kubectl, workload: Object, owner: str) -> None:
+    """Soak, because their two operators take minutes to compile."""
+    del operators
+    with gangs_from_owners(kubectl, "rayclusters,pytorchjobs"):
+        waits_until_all_have_room(kubectl, workload, owner)
+
+
+def waits_until_all_have_room(labelled: Kubectl, workload: Object, owner: str) -> None:
+    """Create a workload of all GPUs while one is taken, and then free that one."""
     labelled.apply(slice_pod("filler", Slice(GPU_MEMORY_MIB)))
     labelled.wait_for_phase("filler", "Running", seconds=START_SECONDS)
     labelled.apply(workload)

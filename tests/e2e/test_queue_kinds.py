@@ -20,7 +20,7 @@ from tests.e2e.cluster.host import KUEUE, GoModule, module_source
 from tests.e2e.controllers import JOBSET_CONTROLLER, KUBERAY_CONTROLLER, KUEUE_CONTROLLER, LWS_CONTROLLER, TRAINING_CONTROLLER, installed
 from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import GPU_MEMORY_MIB, GPUS, Slice, with_components
-from tests.e2e.test_owner_groups import RAY, TORCH, annotation, job, jobset, leader_worker_set, members, template
+from tests.e2e.test_owner_groups import RAY, TORCH, annotation, gangs_from_owners, job, jobset, leader_worker_set, members, template
 from tests.e2e.test_queues import (
     CONFIGURATION,
     QUEUE,
@@ -74,14 +74,6 @@ def labelled(kinds: Kubectl, kubectl: Kubectl) -> Iterator[Kubectl]:
     del kinds
     with gangs_from_owners(kubectl, "jobs,jobsets,leaderworkersets,rayclusters,pytorchjobs"):
         yield kubectl
-
-
-@contextmanager
-def gangs_from_owners(kubectl: Kubectl, kinds: str) -> Iterator[None]:
-    """Have gangs from owners in the namespace; the objects of these kinds are gone afterwards."""
-    kubectl.run("label", "namespace", kubectl.namespace, f"{contract.LABEL_GANG_FROM_OWNER}=true")
-    yield
-    kubectl.run("delete", kinds, "--all", "--cascade=foreground", timeout_seconds=START_SECONDS)
 
 
 @contextmanager

@@ -12,12 +12,10 @@ from tests.e2e.cluster.host import (
     CONTAINERD,
     HELM,
     JOBSET,
-    KUBERAY,
     KUBERNETES,
     KUEUE,
     KWOK,
     LWS,
-    TRAINING_OPERATOR,
     UnavailableError,
     built_programs,
     operator_definitions,
@@ -63,7 +61,7 @@ def _build(cluster: Cluster) -> int:
         return 1
     with ThreadPoolExecutor() as pool:
         ours = pool.submit(product_images)
-        for programs in (HELM, KUBERNETES, CONTAINERD, KUEUE, JOBSET, LWS, KUBERAY, TRAINING_OPERATOR, KWOK):
+        for programs in (HELM, KUBERNETES, CONTAINERD, KUEUE, JOBSET, LWS, KWOK):
             built_programs(programs)
         ours.result()
     operator_definitions()
