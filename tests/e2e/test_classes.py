@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classes of work on one node: a notebook and an inference service take a GPU from training, which comes back when they are gone."""
+"""Classes of work on one node: a notebook and an inference service take a GPU from training, which comes back when they are gone.
+
+The long form has notebooks that do nothing: they give way, or end.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from aliquot import contract
 from tests.e2e.kubectl import Kubectl, Object, eventually
-from tests.e2e.product import GPU_MEMORY_MIB, GPUS, MIB, Client, Slice, assigned_uuids, slice_pod
+from tests.e2e.product import CLIENT, GPU_MEMORY_MIB, GPUS, MIB, Client, Slice, assigned_uuids, slice_pod, with_components
 
 pytestmark = pytest.mark.usefixtures("product")
 
@@ -61,3 +67,47 @@ def test_training_gives_way_to_notebook_and_service_and_comes_back(kubectl: Kube
     kubectl.delete("deployment", "inference")
     kubectl.delete("pod", "interactive")
     count("training", GPUS)
+
+
+CLASSES: Object = {"interactive": {"idleYieldAfter": "1m"}, "ended": {"idleEndAfter": "1m"}}
+IDLE_SECONDS = 200
+"""An agent reports a pod after a minute, and waits up to 70 s with a write that is not urgent."""
+
+
+@pytest.fixture
+def idle_policy(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
+    """The product with short times for idle pods."""
+    with with_components(product, [], scratch_in_tree, {"classes": CLASSES}):
+        yield
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("idle_policy")
+def test_idle_notebook_gives_way_and_one_that_works_stays(kubectl: Kubectl) -> None:
+    def notebook(name: str, class_name: str, wanted: Slice, *command: str) -> Object:
+        pod = slice_pod(name, wanted, command or ("sleep", "3600"))
+        pod["metadata"]["labels"] = {contract.LABEL_CLASS: class_name}
+        return pod
+
+    def is_gone(name: str) -> bool:
+        return not any(pod["metadata"]["name"] == name for pod in kubectl.all("pods"))
+
+    whole, rest = Slice(GPU_MEMORY_MIB), Slice(GPU_MEMORY_MIB - 1000)
+    works = (CLIENT, "work", "--seconds", "3600", "--kernel-us", "1000", "--sync-every", "1")
+    others = [slice_pod(f"other-{number}", whole) for number in range(GPUS - 2)]
+    kubectl.apply(*others, notebook("works", "interactive", rest, *works), notebook("ended", "ended", Slice(1000)))
+    kubectl.apply(notebook("idle", "interactive", whole))
+    for pod in kubectl.all("pods"):
+        kubectl.wait_for_phase(pod["metadata"]["name"], "Running", seconds=SECONDS)
+    kubectl.apply(notebook("training", "training", whole))
+
+    kubectl.wait_for_phase("training", "Running", seconds=IDLE_SECONDS)
+    assert is_gone("idle")
+    said = kubectl.events("idle")
+    assert any(event.startswith(contract.EVENT_REASON_IDLE) and contract.ANNOTATION_MIN_RUNTIME in event for event in said), said
+    assert any(event.startswith(contract.EVENT_REASON_PREEMPTED) and "training" in event for event in said), said
+    eventually(lambda: is_gone("ended"), "the class to end its idle pod", seconds=IDLE_SECONDS)
+    assert any("class ended ends idle pods" in event for event in kubectl.events("ended"))
+    running = [pod["metadata"]["name"] for pod in kubectl.all("pods") if pod["status"]["phase"] == "Running"]
+    assert {"works", *(pod["metadata"]["name"] for pod in others)} < set(running)
