@@ -64,7 +64,7 @@ class Want:
 
     @property
     def likeness(self) -> object:
-        """What decides where the pod fits, and for whose sake others may end."""
+        """What decides where the pod fits, and which other pods may end for it."""
         facts = self.pod.facts
         annotations = None if facts.gpu is None else tuple(sorted(facts.gpu.annotations.items()))
         return tuple(claim.shape for claim in self.waiting), self.demand, self.nodes, facts.priority, annotations
@@ -191,7 +191,7 @@ class ClaimPlacer:
         return []
 
     def claims_without(self, ended: AbstractSet[str]) -> frozenset[str]:
-        """Return the UIDs of the allocated claims of which all users end, or are gone already."""
+        """Return the UIDs of the allocated claims whose users all end, or are gone already."""
         pods = self._context.state.pods
         allocated = (claim for claim in self._pools.claims.values() if claim.parts is not None)
         return frozenset(claim.uid for claim in allocated if all(uid in ended or uid not in pods for uid in claim.reserved_for))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explains what a pod waits for whose claims are allocated here, and what to do. kube-scheduler skips it until its gate opens.
+"""Explains what a pod with planned claims waits for, and what to do. kube-scheduler skips it until its gate opens.
 
 The steps are those of ``services.claim_planner``. What only the replica that plans can know is an argument.
 """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allocates the claims of pods that wait for that, opens their gates, and makes room for important ones.
 
-A round first plans all waiting pods in the order of their importance, then it writes. While it plans, nothing is written; while it writes,
-nothing is planned. What a round plans counts for the rest of the round, so capacity is promised once. A write whose outcome is unknown is
-repeated with the same version of the claim until the API server says whether it holds. So at the start of a round all allocations are
-known. Only the leader runs rounds, after it listed claims and pods since it leads.
+A round first plans all waiting pods in the order of their importance, then it writes. Planning and writing never overlap. What a round
+plans counts for the rest of the round, so capacity is promised once. A write whose outcome is unknown is repeated with the same version
+of the claim until the API server says whether it holds. So at the start of a round all allocations are known. Only the leader runs
+rounds, after it listed claims and pods since it leads.
 
 All that must survive a crash is in the API: a pod with allocated claims gets its gate opened, whichever process allocated them. Gates of a
 gang open when enough of its members have their claims; if the others do not fit, what the gang has is taken back. Each allocation names its
@@ -53,7 +53,7 @@ LAST_PAUSE_SECONDS: Final = 30.0
 EVENT_SECONDS: Final = 60.0
 """Between two events of a pod: what the nodes lack changes often."""
 MOST_EVENTS: Final = 10_000
-"""Pods of which the latest event is remembered."""
+"""How many pods keep their latest event in memory."""
 
 
 @dataclass(slots=True)

@@ -62,7 +62,7 @@ class Explainer:
 
         Args:
             age_seconds: how long ago the oldest stream was current; infinite before all were.
-            why_planned: says what a pod waits for whose claims are allocated here; empty if it waits for nothing here.
+            why_planned: says what a pod with planned claims waits for; empty if it does not wait for the planner.
         """
         self._context = context
         self._rules = rules

@@ -153,7 +153,7 @@ class Templates:
     def _lost_around(self, found: Mapping[str, Any], place: _Place, owner: Json) -> Sequence[str]:
         """Return a warning for each word that stands around a template of our pods and not in it."""
         if _is_controlled(found):
-            return ()  # its controller has copied the words of another object, whose author was warned
+            return ()  # its controller copied the words from another object; the warning came when that was created
         lost = list(warnings_around(_around(found, place.pointer), place.value.get("metadata")))
         return lost if lost and self._normaliser.places(place.pod(owner)) else ()
 

@@ -67,7 +67,7 @@ def test_claimed_memory_is_exact_limit_in_container(kubectl: Kubectl) -> None:
 
 
 def test_examples_of_guide_run(kubectl: Kubectl, product: Kubectl) -> None:
-    """docs/use/dra.md as it is, but for the image and the program."""
+    """docs/use/dra.md unchanged, except for the image and the program."""
     blocks = [list(yaml.safe_load_all(text)) for text in re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)]
     objects = {one["kind"]: one for block in blocks for one in block if "apiVersion" in one and "metadata" in one}
     train = objects["Pod"]

@@ -57,7 +57,7 @@ def test_each_namespace_sees_its_own_pids(container):
     known = {"outer": all_of_them, "one": [FIRST], "other": [FIRST], "a third": []}
     assert {name: reported["lists"] for name, reported in seen.items()} == {name: [pids] * LISTS for name, pids in known.items()}
     assert {reported["used"] for reported in seen.values()} == {3 * CONTEXT_MIB * MIB}, (
-        "what the container uses does not depend on who asks"
+        "each process must see the same usage of the container"
     )
 
 

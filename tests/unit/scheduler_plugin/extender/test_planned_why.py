@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``why`` names the gate of a pod whose claims are planned, what the planner waits for, and what to do."""
+"""``why`` for pods with planned claims: the gate, what the planner waits for, and what to do."""
 
 import asyncio
 from collections.abc import Callable
