@@ -64,8 +64,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seconds = own.args[0] if own is not None else _SCENARIO_SECONDS
         # fixtures bring up a cluster and, the first time, compile it: their steps have limits of their own
         item.add_marker(pytest.mark.timeout(seconds, func_only=True), append=False)
-    # While the product is not installed: to remove it and to install it again takes half a minute.
-    items.sort(key=lambda item: _WITHOUT_PRODUCT.isdisjoint(getattr(item, "fixturenames", ())))
+    items.sort(key=_order(items))
+
+
+def _order(items: Iterable[pytest.Item]) -> Callable[[pytest.Item], tuple[bool, bool]]:
+    """Return the sort key: scenarios that need the product come last.
+
+    One process runs all scenarios of a file, so files that need no product at all come before those with both kinds.
+    """
+
+    def needs_product(item: pytest.Item) -> bool:
+        return _WITHOUT_PRODUCT.isdisjoint(getattr(item, "fixturenames", ()))
+
+    files = {item.path for item in items if needs_product(item)}
+    return lambda item: (item.path in files, needs_product(item))
 
 
 @contextmanager
@@ -134,7 +146,7 @@ def product(supplied: Target, request: pytest.FixtureRequest) -> Kubectl:
     return supplied.kubectl
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def without_product(target: Target) -> None:
     """The product is not installed in the cluster: its policies would refuse the bindings of these processes."""
     assert not target.kubectl.all("namespaces", f"--field-selector=metadata.name={AGENT_NAMESPACE}"), "these scenarios run first"
