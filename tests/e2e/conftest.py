@@ -242,11 +242,11 @@ def namespace_object(name: str, labels: dict[str, str]) -> Object:
 def own_namespace(target: Target, name: str, *, adopted: bool = False) -> Iterator[Kubectl]:
     """kubectl in a new namespace, which is gone with its pods after the block. Args: adopted: whether it serves other systems' words."""
     labels = {contract.LABEL_ADOPT: "true"} if adopted else {}
-    target.kubectl.run("create", "--filename=-", stdin=json.dumps(namespace_object(name, labels)))
+    target.kubectl.api.send("POST", "/api/v1/namespaces", namespace_object(name, labels))
     own = target.kubectl.within(name)
     try:
         # The API server refuses pods until a controller made it, which takes a while after the control plane was restarted.
-        eventually(lambda: own.run("get", "serviceaccount", "default", "--ignore-not-found"), "the namespace's service account", seconds=60)
+        eventually(lambda: own.find("serviceaccount", "default"), "the namespace's service account", seconds=60)
         yield own
     finally:
         own.delete("pods", "--all")

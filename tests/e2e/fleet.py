@@ -13,11 +13,12 @@ from typing import Any
 
 from aliquot import contract
 from aliquot.contract.gpunode import API_VERSION
+from tests.e2e.api import Api
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.cluster.components import Component
 from tests.e2e.cluster.paths import ROOT
 from tests.e2e.kubectl import Kubectl, Object, eventually
-from tests.e2e.scale import GPU_MEMORY_MIB, GPUS_PER_NODE, Api, fake_nodes_kept_ready, inventory, node_object, schedulers
+from tests.e2e.scale import GPU_MEMORY_MIB, GPUS_PER_NODE, fake_nodes_kept_ready, inventory, node_object, schedulers
 
 HIGH, LOW = "aliquot-production", "aliquot-best-effort"
 READY_SECONDS = 60

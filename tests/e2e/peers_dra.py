@@ -137,7 +137,7 @@ def test_example(product: Kubectl, kubectl: Kubectl, path: Path, request: pytest
     try:
         if namespaces:
             product.apply(*(one for one in objects if one["kind"] == "Namespace"))
-        eventually(lambda: own.run("get", "serviceaccount", "default", "--ignore-not-found"), "the namespace's service account")
+        eventually(lambda: own.find("serviceaccount", "default"), "the namespace's service account")
         own.apply(*(one for one in objects if one["kind"] != "Namespace"))
         if expected == RUNS:
             eventually(lambda: all_run(own), "all its pods", seconds=120, otherwise=lambda: explain(own))

@@ -158,7 +158,7 @@ def metrics(kubectl: Kubectl, node: str) -> list[tuple[str, dict[str, str], floa
     Returns: name, labels and value of every sample.
     """
     pod = agent_pod(kubectl, node)["metadata"]["name"]
-    text = kubectl.run("get", f"--raw=/api/v1/namespaces/{AGENT_NAMESPACE}/pods/{pod}:9402/proxy/metrics")
+    text = kubectl.raw(f"/api/v1/namespaces/{AGENT_NAMESPACE}/pods/{pod}:9402/proxy/metrics")
     return [(sample.name, sample.labels, sample.value) for family in text_string_to_metric_families(text) for sample in family.samples]
 
 

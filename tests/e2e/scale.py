@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil
-import urllib3
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from aliquot import contract
 from aliquot.contract.gpunode import API_VERSION
+from tests.e2e.api import Api, ApiError
 from tests.e2e.cluster import namespaces
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.cluster.components import API_PORT, Component
@@ -60,30 +59,6 @@ _STAGES = (
     "pod/fast/pod-delete.yaml",
 )
 """How KWOK's nodes and pods behave: files of its own module. Pods are never said to run: those writes would be no scheduler's."""
-
-
-class Api:
-    """The few calls that a load of thousands of objects needs; kubectl would take a process for each."""
-
-    def __init__(self, kubeconfig: Path) -> None:
-        config = yaml.safe_load(kubeconfig.read_text())
-        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-        self._server = cluster["server"]
-        self._headers = {"Authorization": f"Bearer {user['token']}", "Content-Type": "application/json"}
-        self._pool = urllib3.PoolManager(maxsize=_CLIENTS + 2, ca_certs=cluster["certificate-authority"])
-
-    def send(self, verb: str, path: str, body: object = None) -> bytes:
-        """Send one request; an answer that is no success raises AssertionError with what it says."""
-        answer = self._pool.request(verb, self._server + path, body=json.dumps(body) if body is not None else None, headers=self._headers)
-        if answer.status >= 300:
-            raise AssertionError(f"{verb} {path}: HTTP {answer.status}: {answer.data[:300].decode(errors='replace')}")
-        return answer.data
-
-    def watch(self, path: str) -> Iterator[Object]:
-        """Yield the events of a watch until the connection ends."""
-        answer = self._pool.request("GET", self._server + path, headers=self._headers, preload_content=False)
-        for line in answer:
-            yield json.loads(line)
 
 
 def make_nodes(api: Api, count: int) -> None:
@@ -247,8 +222,9 @@ class _Bindings:
             try:
                 for event in api.watch(path + version):
                     version = self._note(event)
-            except urllib3.exceptions.ProtocolError:
-                continue  # cut off in the middle of an event
+            except ApiError as error:
+                if error.status:
+                    raise  # it was refused, not cut off in the middle of an event
 
     def _note(self, event: Object) -> str:
         """Note one event; return the version it brings."""

@@ -19,9 +19,10 @@ import urllib3
 
 from aliquot import contract
 from aliquot.contract.gpunode import API_VERSION
+from tests.e2e.api import Api
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.kubectl import Kubectl, Object, eventually
-from tests.e2e.scale import GPU_MEMORY_MIB, GPUS_PER_NODE, Api, fake_nodes_kept_ready, make_nodes
+from tests.e2e.scale import GPU_MEMORY_MIB, GPUS_PER_NODE, fake_nodes_kept_ready, make_nodes
 from tests.e2e.test_queues import kueue
 
 __all__ = ["kueue"]  # a fixture

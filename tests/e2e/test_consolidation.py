@@ -85,7 +85,7 @@ def counted(system: Kubectl, metric: str, **labels: str) -> float:
         sample.value
         for pod in system.all("pods", SELECTOR)
         for family in text_string_to_metric_families(
-            system.run("get", f"--raw=/api/v1/namespaces/{AGENT_NAMESPACE}/pods/{pod['metadata']['name']}:9412/proxy/metrics")
+            system.raw(f"/api/v1/namespaces/{AGENT_NAMESPACE}/pods/{pod['metadata']['name']}:9412/proxy/metrics")
         )
         for sample in family.samples
         if sample.name == f"{metric}_total" and labels.items() <= sample.labels.items()

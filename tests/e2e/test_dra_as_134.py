@@ -38,7 +38,7 @@ def as_134(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[N
 
 def test_two_claims_share_one_gpu_with_exact_limits(kubectl: Kubectl, product: Kubectl) -> None:
     """T22."""
-    assert json.loads(product.run("get", "--raw=/version"))["emulationMinor"] == "34"
+    assert json.loads(product.raw("/version"))["emulationMinor"] == "34"
     for name, gib in (("one", 8), ("two", 4)):
         kubectl.apply(claim(name, request(memory=f"{gib}Gi")), pod(name, {"main": None}, claim=name))
     for name, gib in (("one", 8), ("two", 4)):

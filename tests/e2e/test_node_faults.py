@@ -68,7 +68,7 @@ def node_is_ready(kubectl: Kubectl) -> bool:
 
 def answers(kubectl: Kubectl) -> bool:
     try:
-        kubectl.run("get", "--raw=/readyz")
+        kubectl.raw("/readyz")
     except KubectlError:
         return False
     return True

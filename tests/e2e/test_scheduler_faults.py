@@ -89,7 +89,7 @@ def open_bindings(system: Kubectl) -> float:
         sample.value
         for pod in system.all("pods", SELECTOR)
         for family in text_string_to_metric_families(
-            system.run("get", f"--raw=/api/v1/namespaces/{AGENT_NAMESPACE}/pods/{pod['metadata']['name']}:9412/proxy/metrics")
+            system.raw(f"/api/v1/namespaces/{AGENT_NAMESPACE}/pods/{pod['metadata']['name']}:9412/proxy/metrics")
         )
         for sample in family.samples
         if sample.name == "aliquot_scheduler_reservations" and sample.labels["stage"] == "binding"
