@@ -96,8 +96,7 @@ class Api:
 
     def _answer(self, verb: str, path: str, body: object = None, accept: str = _JSON, **options: Any) -> urllib3.BaseHTTPResponse:
         headers = {"Accept": accept, "Content-Type": _JSON}
-        if token := self._configuration.get_api_key_with_prefix("authorization"):
-            headers["Authorization"] = token
+        headers |= {one["key"]: one["value"] for one in self._configuration.auth_settings().values()}
         text = json.dumps(body) if body is not None else None
         try:
             answer = self._pool.request(verb, self._configuration.host + path, body=text, headers=headers, **options)
