@@ -96,7 +96,8 @@ class Api:
 
     def _answer(self, verb: str, path: str, body: object = None, accept: str = _JSON, **options: Any) -> urllib3.BaseHTTPResponse:
         headers = {"Accept": accept, "Content-Type": _JSON}
-        headers |= {one["key"]: one["value"] for one in self._configuration.auth_settings().values()}
+        if token := self._configuration.get_api_key_with_prefix("BearerToken", "authorization"):  # by version of the library
+            headers["Authorization"] = token
         text = json.dumps(body) if body is not None else None
         try:
             answer = self._pool.request(verb, self._configuration.host + path, body=text, headers=headers, **options)

@@ -28,7 +28,7 @@ from tests.e2e.kubectl import Kubectl, Object, eventually
 UNPRIVILEGED = 65532
 DELETE_SECONDS = 240
 READY_SECONDS = 300
-"""A controller is ready once kubelet has renewed the files of the Secret with its certificate: up to ninety seconds on an idle node."""
+"""A controller is ready once kubelet has renewed its Secret's files: up to ninety seconds with kubelet's defaults."""
 
 
 @dataclass(frozen=True)
