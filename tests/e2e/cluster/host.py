@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -31,11 +32,17 @@ class GoModule:
 
 @dataclass(frozen=True, slots=True)
 class GoPrograms:
-    """Programs built together from one go.mod: the module they come from, how their version is stamped, their names."""
+    """Programs that are built together."""
 
     module: GoModule
     stamp: str
-    names: tuple[str, ...]
+    """The linker's options that write the version into them."""
+    packages: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """How Go names them: the last part of a package's path that is no version."""
+        return tuple(re.sub(r"/v\d+$", "", package).rpartition("/")[2] for package in self.packages)
 
 
 _KUBERNETES_VERSION = "k8s.io/component-base/version"
@@ -43,25 +50,50 @@ _KUBERNETES_VERSION = "k8s.io/component-base/version"
 KUBERNETES = GoPrograms(
     GoModule(CLUSTER_SOURCE, "k8s.io/kubernetes"),
     f"-X {_KUBERNETES_VERSION}.gitVersion={{version}} -X {_KUBERNETES_VERSION}.gitMajor=1 -X {_KUBERNETES_VERSION}.gitMinor={{minor}}",
-    ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet"),
+    (
+        "k8s.io/kubernetes/cmd/kube-apiserver",
+        "k8s.io/kubernetes/cmd/kube-controller-manager",
+        "k8s.io/kubernetes/cmd/kube-scheduler",
+        "k8s.io/kubernetes/cmd/kubectl",
+        "k8s.io/kubernetes/cmd/kubelet",
+    ),
 )
 CONTAINERD = GoPrograms(
     GoModule(CLUSTER_SOURCE / "containerd", "github.com/containerd/containerd/v2"),
     "-X github.com/containerd/containerd/v2/version.Version={version}",
-    ("containerd", "containerd-shim-runc-v2", "ctr"),
-)
-KWOK = GoPrograms(GoModule(CLUSTER_SOURCE / "kwok", "sigs.k8s.io/kwok"), "-X sigs.k8s.io/kwok/pkg/consts.Version={version}", ("kwok",))
-KUEUE = GoPrograms(
-    GoModule(CLUSTER_SOURCE / "kueue", "sigs.k8s.io/kueue"), "-X sigs.k8s.io/kueue/pkg/version.GitVersion={version}", ("kueue",)
-)
-JOBSET = GoPrograms(GoModule(CLUSTER_SOURCE / "jobset", "sigs.k8s.io/jobset"), "", ("jobset",))
-LWS = GoPrograms(GoModule(CLUSTER_SOURCE / "lws", "sigs.k8s.io/lws"), "", ("cmd",))
-KUBERAY = GoPrograms(GoModule(CLUSTER_SOURCE / "kuberay", "github.com/ray-project/kuberay/ray-operator"), "", ("ray-operator",))
-TRAINING_OPERATOR = GoPrograms(
-    GoModule(CLUSTER_SOURCE / "training-operator", "github.com/kubeflow/training-operator"), "", ("training-operator.v1",)
+    (
+        "github.com/containerd/containerd/v2/cmd/containerd",
+        "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+        "github.com/containerd/containerd/v2/cmd/ctr",
+    ),
 )
 HELM = GoPrograms(
-    GoModule(CLUSTER_SOURCE / "helm", "helm.sh/helm/v4"), "-X helm.sh/helm/v4/internal/version.version={version}", ("helm", "kustomize")
+    GoModule(CLUSTER_SOURCE / "helm", "helm.sh/helm/v4"),
+    "-X helm.sh/helm/v4/internal/version.version={version}",
+    ("helm.sh/helm/v4/cmd/helm", "sigs.k8s.io/kustomize/kustomize/v5"),
+)
+
+_CONTROLLERS = CLUSTER_SOURCE / "controllers"
+"""One go.mod for all controllers that use the same Kubernetes libraries: the compiler then takes these once."""
+
+KWOK = GoPrograms(
+    GoModule(_CONTROLLERS, "sigs.k8s.io/kwok"), "-X sigs.k8s.io/kwok/pkg/consts.Version={version}", ("sigs.k8s.io/kwok/cmd/kwok",)
+)
+KUEUE = GoPrograms(
+    GoModule(_CONTROLLERS, "sigs.k8s.io/kueue"), "-X sigs.k8s.io/kueue/pkg/version.GitVersion={version}", ("sigs.k8s.io/kueue/cmd/kueue",)
+)
+JOBSET = GoPrograms(GoModule(_CONTROLLERS, "sigs.k8s.io/jobset"), "", ("sigs.k8s.io/jobset",))
+LWS = GoPrograms(GoModule(_CONTROLLERS, "sigs.k8s.io/lws"), "", ("sigs.k8s.io/lws/cmd",))
+
+KUBERAY = GoPrograms(
+    GoModule(CLUSTER_SOURCE / "kuberay", "github.com/ray-project/kuberay/ray-operator"),
+    "",
+    ("github.com/ray-project/kuberay/ray-operator",),
+)
+TRAINING_OPERATOR = GoPrograms(
+    GoModule(CLUSTER_SOURCE / "training-operator", "github.com/kubeflow/training-operator"),
+    "",
+    ("github.com/kubeflow/training-operator/cmd/training-operator.v1",),
 )
 PROMETHEUS_OPERATOR = GoModule(CLUSTER_SOURCE / "monitoring", "github.com/prometheus-operator/prometheus-operator")
 
@@ -127,7 +159,7 @@ def built_programs(programs: GoPrograms) -> Path:
     if shutil.which("go") is None:
         raise UnavailableError(f"the Go tool chain is needed to build {', '.join(programs.names)}, and `go` is not on the PATH")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{programs.module.folder.name}.lock").open("w") as lock:
+    with (folder.parent / f".{_prefix(programs)}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not _complete(folder, programs):
             _build(programs, folder, lock.fileno())
@@ -144,7 +176,8 @@ def _build(programs: GoPrograms, folder: Path, lock: int) -> None:
     unfinished = folder.with_name(folder.name + ".unfinished")
     unfinished.mkdir(exist_ok=True)
     stamp = programs.stamp.format(version=version, minor=version.split(".")[1])
-    build = ["go", "build", "-p", "2", "-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {stamp}", "-o", f"{unfinished}/", "tool"]
+    options = ["-p", "2", "-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {stamp}", "-o", f"{unfinished}/"]
+    build = ["go", "build", *options, *programs.packages]
     environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
     result = subprocess.run(
         ["nice", "-n", "19", *build],
@@ -159,7 +192,7 @@ def _build(programs: GoPrograms, folder: Path, lock: int) -> None:
     if result.returncode != 0:
         raise RuntimeError(f"{' '.join(build)} in {programs.module.folder} failed:\n{result.stderr[-4000:]}")
     unfinished.rename(folder)
-    for outdated in set(folder.parent.glob(f"{programs.module.folder.name}-*")) - {folder}:
+    for outdated in set(folder.parent.glob(f"{_prefix(programs)}-*")) - {folder}:
         shutil.rmtree(outdated)
 
 
@@ -192,11 +225,15 @@ def _missing_packages() -> list[str]:
 
 
 def _build_key(programs: GoPrograms) -> str:
-    """The pins and the stamp decide what is built."""
-    digest = hashlib.sha256(programs.stamp.encode())
+    """The pins, the packages and the stamp decide what is built."""
+    digest = hashlib.sha256(" ".join([programs.stamp, *programs.packages]).encode())
     for pins in ("go.mod", "go.sum"):
         digest.update((programs.module.folder / pins).read_bytes())
-    return f"{programs.module.folder.name}-{digest.hexdigest()[:16]}"
+    return f"{_prefix(programs)}-{digest.hexdigest()[:16]}"
+
+
+def _prefix(programs: GoPrograms) -> str:
+    return f"{programs.module.folder.name}-{programs.names[-1]}"
 
 
 def _pinned_version(programs: GoPrograms) -> str:
