@@ -23,7 +23,7 @@ from tests.e2e.cluster.host import (
     module_source,
 )
 from tests.e2e.cluster.paths import BUILD
-from tests.e2e.kubectl import Kubectl, Object, eventually
+from tests.e2e.kubectl import Kubectl, KubectlError, Object, eventually
 
 UNPRIVILEGED = 65532
 DELETE_SECONDS = 240
@@ -153,15 +153,18 @@ def _wait_until_served(kubectl: Kubectl, controller: Controller, manager: Object
     def is_ready() -> bool:
         return bool(system.get("deployment", name).get("status", {}).get("readyReplicas"))
 
-    def serves() -> bool:
+    def refusal() -> str:
         try:
             kubectl.run("apply", "--dry-run=server", "--filename=-", stdin=yaml.safe_dump(controller.probe))
-        except AssertionError:
-            return False
-        return True
+        except KubectlError as refused:
+            return str(refused)
+        return ""
+
+    def seen() -> str:
+        return f"{refusal()}\n{_explain(system)}"
 
     eventually(is_ready, f"{name} to be ready", seconds=READY_SECONDS, otherwise=lambda: _explain(system))
-    eventually(serves, f"the webhooks of {name} to answer", seconds=READY_SECONDS, otherwise=lambda: _explain(system))
+    eventually(lambda: not refusal(), f"the webhooks of {name} to admit the probe", seconds=READY_SECONDS, otherwise=seen)
 
 
 def _explain(system: Kubectl) -> str:
