@@ -20,6 +20,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
+JOBS   := $(shell nproc)
 
 .PHONY: demo test clients soak lint san e2e peers-dra e2e-build helm bench lock sbom release release-check build native clean
 
@@ -55,8 +56,8 @@ lint: $(VENV)/.dev
 	$(MAKE) --no-print-directory -C cuda_shim lint CLANG_TIDY=$(abspath $(BIN)/clang-tidy) CLANG_FORMAT=$(abspath $(BIN)/clang-format)
 
 san: $(VENV)/.dev
-	$(MAKE) -C cuda_shim check SAN=asan
-	$(MAKE) -C cuda_shim check SAN=tsan
+	$(MAKE) -j$(JOBS) -C cuda_shim check SAN=asan
+	$(MAKE) -j$(JOBS) -C cuda_shim check SAN=tsan
 
 # Root and a Go toolchain; what else is missing is installed, or named and the suite skipped. KUBECONFIG=… runs it on any cluster.
 e2e: native $(VENV)/.dev
@@ -77,7 +78,7 @@ bench: native $(VENV)/.dev
 
 # C side, without output when there is nothing to do.
 native:
-	@$(MAKE) --no-print-directory -s -C cuda_shim
+	@$(MAKE) --no-print-directory -s -j$(JOBS) -C cuda_shim
 
 build: native $(VENV)/.runtime
 
