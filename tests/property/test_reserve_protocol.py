@@ -21,6 +21,9 @@ LIMIT = 3
 
 INTENDED, CHARGED, UNCHARGED, SETTLED = range(4)
 
+NOTHING_READ: tuple[int, ...] = (0, 0, 0, 0, 0)
+"""Before the first reading: a sum for each counter, and the line."""
+
 Operation = tuple[str, int]
 Program = tuple[Operation, ...]
 
@@ -38,6 +41,10 @@ class Process(NamedTuple):
     @property
     def finished(self) -> bool:
         return self.operation >= len(self.program)
+
+
+DEAD = Process((), alive=False)
+"""Where it stood does not matter any more: all that others see of it is in its slot."""
 
 
 class Walker(NamedTuple):
@@ -131,7 +138,7 @@ def process_steps(state: State, index: int) -> Iterator[State]:
     process = state.processes[index]
     if not process.alive:
         return
-    yield with_process(state, index, process._replace(alive=False, held=0))
+    yield with_process(state, index, DEAD)
     if not process.finished:
         verb, amount = process.program[process.operation]
         yield (charge_step if verb == "charge" else uncharge_step)(state, index, amount)
@@ -178,12 +185,15 @@ def repair_reads(state: State) -> tuple[tuple[int, int] | None, ...]:
     return (*early, None, *late)
 
 
-def leak_found(state: State, read: tuple[int, ...]) -> int | None:
+def with_reading(state: State, sums: tuple[int, ...], target: tuple[int, int] | None) -> tuple[int, ...]:
+    """Return the sums that measure_leak keeps, after one more reading: of each counter over the slots, and the line."""
+    at, value = (len(sums) - 1, state.line) if target is None else (target[1], state.slots[target[0]][target[1]])
+    return (*sums[:at], sums[at] + value, *sums[at + 1 :])
+
+
+def leak_found(sums: tuple[int, ...]) -> int | None:
     """What measure_leak concludes from its readings: the leak, or None when the counters were not at rest."""
-    count = 2 * len(state.slots)
-    charged, settled = sum(read[0:count:2]), sum(read[1:count:2])
-    line, late = read[count], read[count + 1 :]
-    intended, uncharged = sum(late[0::2]), sum(late[1::2])
+    intended, charged, uncharged, settled, line = sums
     return line - (charged - uncharged) if (intended, uncharged) == (charged, settled) else None
 
 
@@ -191,16 +201,13 @@ def repairer_steps(state: State) -> Iterator[State]:
     """One atomic operation of repair_device; or the repairer's death."""
     walker, order = state.repairer, repair_reads(state)
     if walker.step < 0:
-        yield state._replace(repairer=Walker(0))
+        yield state._replace(repairer=Walker(0, read=NOTHING_READ))
         return
     yield state._replace(repairer=Walker())
     if walker.step < len(order):
-        target = order[walker.step]
-        value = state.line if target is None else state.slots[target[0]][target[1]]
-        yield state._replace(repairer=Walker(walker.step + 1, read=(*walker.read, value)))
+        yield state._replace(repairer=Walker(walker.step + 1, read=with_reading(state, walker.read, order[walker.step])))
         return
-    leak = leak_found(state, walker.read)
-    yield state._replace(line=state.line - (leak or 0), repairer=Walker())
+    yield state._replace(line=state.line - (leak_found(walker.read) or 0), repairer=Walker())
 
 
 def successors(state: State) -> Iterator[State]:
@@ -213,8 +220,10 @@ def successors(state: State) -> Iterator[State]:
 
 def repaired_line(state: State) -> int:
     """Return the line after one undisturbed repair."""
-    read = tuple(state.line if target is None else state.slots[target[0]][target[1]] for target in repair_reads(state))
-    return state.line - (leak_found(state, read) or 0)
+    sums = NOTHING_READ
+    for target in repair_reads(state):
+        sums = with_reading(state, sums, target)
+    return state.line - (leak_found(sums) or 0)
 
 
 def at_rest(state: State) -> bool:
