@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from aliquot.contract.units import parse_quantity
 from scheduler_plugin.core.claims.first_fit import Device, SearchTooLongError, Taken, Usage, predict
 from scheduler_plugin.core.claims.objects import claim_of, devices_of
+from tests.e2e.cluster.host import GO_BUILD
+from tests.e2e.cluster.paths import CLUSTER_SOURCE
 
-MODULE = Path(__file__).parent.parent / "e2e/cluster"
 CASES = 300
 """Of a run of the suite; about half of them fit."""
 MANY_CASES = 100_000
@@ -81,8 +82,8 @@ def allocator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Allocator]:
         pytest.skip("needs the Go tool chain to build Kubernetes' allocator, and `go` is not on the PATH")
     program = tmp_path_factory.mktemp("allocator") / "allocator"
     environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
-    build = ["go", "build", "-p", "2", "-trimpath", "-buildvcs=false", "-o", str(program), "./allocator"]
-    built = subprocess.run(build, cwd=MODULE, env=environment, capture_output=True, text=True, check=False)
+    build = [*GO_BUILD, "-o", str(program), "./allocator"]
+    built = subprocess.run(build, cwd=CLUSTER_SOURCE, env=environment, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     one = Allocator(program)
     yield one

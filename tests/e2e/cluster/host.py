@@ -97,6 +97,8 @@ TRAINING_OPERATOR = GoPrograms(
 )
 PROMETHEUS_OPERATOR = GoModule(CLUSTER_SOURCE / "monitoring", "github.com/prometheus-operator/prometheus-operator")
 
+GO_BUILD = ("go", "build", "-p", "2", "-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false")
+"""Without symbols, which take the compiler time and which the linker leaves out. Builds with the same options share what they compile."""
 _BUILD_SECONDS = 3600
 _FETCH_SECONDS = 300
 
@@ -176,9 +178,7 @@ def _build(programs: GoPrograms, folder: Path, lock: int) -> None:
     unfinished = folder.with_name(folder.name + ".unfinished")
     unfinished.mkdir(exist_ok=True)
     stamp = programs.stamp.format(version=version, minor=version.split(".")[1])
-    # without symbols, which take the compiler time and which the linker leaves out
-    options = ["-p", "2", "-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false", "-ldflags", f"-s -w {stamp}", "-o", f"{unfinished}/"]
-    build = ["go", "build", *options, *programs.packages]
+    build = [*GO_BUILD, "-ldflags", f"-s -w {stamp}", "-o", f"{unfinished}/", *programs.packages]
     environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
     result = subprocess.run(
         ["nice", "-n", "19", *build],
