@@ -90,7 +90,7 @@ class Api:
             for group in json.loads(self._answer("GET", path, accept=_DISCOVERY).data)["items"]:
                 seen: set[str] = set()
                 for version in group["versions"]:  # the preferred one is first
-                    new = [one for one in version["resources"] if one["resource"] not in seen]
+                    new = [one for one in version.get("resources", ()) if one["resource"] not in seen]
                     seen.update(one["resource"] for one in new)
                     yield from (_kind(group["metadata"].get("name", ""), version["version"], one) for one in new)
 
