@@ -9,6 +9,7 @@ tests/unit/scheduler_plugin/webhook/test_words.py walks it.
 Words that a system writes for itself, such as the device that its scheduler chose, ask for nothing and are not here.
 """
 
+import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -240,11 +241,12 @@ _WRITTEN: Final = re.compile(
     r"|(kai\.scheduler|run\.ai|runai)/(top-owner|stale|last|accounting|shared|podgroup).*"
 )
 """What these systems write on pods themselves. No pod asks for anything with it."""
-_UNKNOWN: Final = "it is not known to Aliquot"
 _IN_TEMPLATE: Final = "pods do not get it: write it in the metadata of their template"
 
 HOST_MPS: Final = "/tmp/nvidia-mps"  # noqa: S108  (no file of ours: the directory of a host's MPS daemon)
 _MOST_NAMES_CHARS: Final = 120
+_NEAR: Final = 0.8
+"""How alike a misspelling and its word are (difflib's ratio): one wrong letter in five."""
 _NAMES: Final = tuple(word.name.replace("<name>", "*") for word in WORDS if word.kind in _PLACES)
 """Patterns of annotations and labels."""
 _IDLE: Final = tuple(word for word in WORDS if word.kind in _PLACES and word.fate is not Fate.TRANSLATED)
@@ -272,6 +274,14 @@ def is_unknown(name: str) -> bool:
     return name.startswith(_DOMAINS) and _WRITTEN.fullmatch(name) is None and not any(fnmatchcase(name, row) for row in _NAMES)
 
 
+def _why_unknown(name: str) -> str:
+    """Say that a word is not known, and which word of the same system it may be a misspelling of."""
+    domain, _, last = name.partition("/")
+    known = {row.partition("/")[2]: row for row in _NAMES if row.startswith(f"{domain}/") and "*" not in row}
+    near = difflib.get_close_matches(last, known, n=1, cutoff=_NEAR)
+    return "it is not known to Aliquot" + (f"; did you mean {known[near[0]]}?" if near else "")
+
+
 def _idle_words(draft: Draft, left_to: str) -> Iterator[tuple[Kind, str, str]]:
     """Yield each word without effect, and why, wherever it stands: some systems read both places. Raises RequestError."""
     left = f"it is left to scheduler {left_to}" if left_to else ""
@@ -280,7 +290,7 @@ def _idle_words(draft: Draft, left_to: str) -> Iterator[tuple[Kind, str, str]]:
             if (value := values.get(word.name, "")) and value not in word.harmless:
                 yield kind, word.name, left or _why_idle(draft, kind, word, value)
         for name in filter(is_unknown, values):
-            yield kind, name, left or _UNKNOWN
+            yield kind, name, left or _why_unknown(name)
 
 
 def _why_idle(draft: Draft, kind: Kind, word: Word, value: str) -> str:
@@ -318,7 +328,7 @@ def _why_idle_around(kind: Kind, name: str, value: str) -> str:
         return _IN_TEMPLATE
     word = next((word for word in WORDS if word.kind is kind and fnmatchcase(name, word.name.replace("<name>", "*"))), None)
     if word is None:
-        return _UNKNOWN if is_unknown(name) else ""
+        return _why_unknown(name) if is_unknown(name) else ""
     if value in word.harmless:
         return ""
     return _IN_TEMPLATE if word.fate is Fate.TRANSLATED else word.text

@@ -17,7 +17,7 @@ from scheduler_plugin.settings import Settings
 from scheduler_plugin.webhook.amounts import HAMI, Options
 from scheduler_plugin.webhook.normalise import REPLACED_SCHEDULERS, Normaliser, Outcome
 from scheduler_plugin.webhook.review import MAX_WARNING_CHARS
-from scheduler_plugin.webhook.words import WORDS, Fate, Kind, Word
+from scheduler_plugin.webhook.words import WORDS, Fate, Kind, Word, is_unknown
 
 DOCUMENTED = {
     "HAMi": """nvidia.com/gpu nvidia.com/gpumem nvidia.com/gpumem-percentage nvidia.com/gpucores nvidia.com/priority nvidia.com/use-gputype
@@ -421,6 +421,23 @@ def test_host_mps_volume_is_warned_of():
 )
 def test_word_of_another_system_that_no_row_has_is_warned_of(kind, name):
     assert admitted(named(kind, name, "some"))[2].warnings == (f"{kind} {name} has no effect: it is not known to Aliquot",)
+
+
+def without_letter(name: str) -> str:
+    """Misspell a word: the letter before the last is missing."""
+    return name[:-2] + name[-1]
+
+
+MISSPELT = [
+    word for word in WORDS if word.kind in (Kind.ANNOTATION, Kind.LABEL) and "<" not in word.name and is_unknown(without_letter(word.name))
+]
+
+
+@pytest.mark.parametrize("word", MISSPELT, ids=lambda word: word.name)
+def test_misspelt_word_is_warned_of_with_the_right_one(word: Word) -> None:
+    name = without_letter(word.name)
+    (warning,) = admitted(named(word.kind, name, "some"))[2].warnings
+    assert warning == f"{word.kind} {name} has no effect: it is not known to Aliquot; did you mean {word.name}?"
 
 
 @pytest.mark.parametrize("name", ["hami.io/vgpu-time", "hami.io/bind-phase", "volcano.sh/job-name", "kai.scheduler/top-owner-metadata"])
