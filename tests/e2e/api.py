@@ -34,7 +34,6 @@ class Kind:
 
     version: str
     """``apps/v1``, for example."""
-    name: str
     plural: str
     names: frozenset[str]
     """What kubectl takes for it."""
@@ -121,7 +120,6 @@ def _kind(group: str, version: str, found: dict[str, Any]) -> Kind:
     short = {plural, singular, *found.get("shortNames", ())} - {""}
     return Kind(
         f"{group}/{version}" if group else version,
-        found.get("responseKind", {}).get("kind", ""),
         plural,
         frozenset({*short, *(f"{name}.{group}" for name in short if group)}),
         found["scope"] == "Namespaced",
