@@ -22,6 +22,9 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 JOBS   := $(shell nproc)
 
+# Where it is set, every process would compile all modules again: half of an agent's start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test clients soak lint san e2e peers-dra e2e-build helm bench lock sbom release release-check build native clean
 
 demo: native $(VENV)/.runtime
