@@ -1,8 +1,6 @@
 // Controllers of other projects, built from source, each at one pinned release: Kueue for the scenarios of queues, JobSet and
 // LeaderWorkerSet for gangs from owners, KWOK for nodes that exist in the API only. They are a module apart from Kubernetes because its own
 // go.mod says what it is built with; together, because they use the same libraries, which are compiled once this way.
-module of its own because it depends on another
-// Kubernetes than the one under test.
 module aliquot.dev/tests/e2e/cluster/controllers
 
 go 1.26.0
