@@ -115,7 +115,8 @@ def _machine() -> set[str]:
     """What a careless cluster would leave: mounts, interfaces, cgroups, files at the usual places."""
     mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
     interfaces = {str(path) for path in Path("/sys/class/net").iterdir()}
-    cgroups = {str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{cgroup_name(RUN)}")}
+    # unlike a glob, this passes over folders that another cluster of this machine removes meanwhile
+    cgroups = {f"{folder}/{name}" for folder, names, _ in os.walk("/sys/fs/cgroup") for name in names if name == cgroup_name(RUN)}
     files = {str(path) for folder in ("/var/lib", "/run", "/etc/cni", "/opt") for path in Path(folder).glob("*")}
     return mounts | interfaces | cgroups | files
 
