@@ -60,7 +60,7 @@ def queue(kubectl: Kubectl, quota: Mapping[str, str]) -> Iterator[None]:
 
 
 def job(name: str, claim_template: str) -> Object:
-    """A job of one pod, whose container has a claim from a template."""
+    """Return a job with one pod. Its container uses a claim that is made from a template."""
     made = queued_job(name, {}, "claims")
     pod = made["spec"]["template"]["spec"]
     pod["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
