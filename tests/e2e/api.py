@@ -3,7 +3,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,11 @@ class Api:
             self._kinds = tuple(self._discover())  # a definition may be new
         raise ApiError(f"the API server has no kind {name}", HTTPStatus.NOT_FOUND)
 
+    def of(self, one: dict[str, Any]) -> Kind:
+        """Return the kind of an object, at the version that the object states. Raises: ApiError: the server has no such kind."""
+        group, _, _ = one["apiVersion"].rpartition("/")
+        return replace(self.kind(f"{one['kind']}.{group}" if group else one["kind"]), version=one["apiVersion"])
+
     def _discover(self) -> Iterable[Kind]:
         for path in ("/api", "/apis"):
             for group in json.loads(self._answer("GET", path, accept=_DISCOVERY).data)["items"]:
@@ -117,7 +122,8 @@ def _message(body: bytes) -> str:
 
 def _kind(group: str, version: str, found: dict[str, Any]) -> Kind:
     singular, plural = found.get("singularResource", ""), found["resource"]
-    short = {plural, singular, *found.get("shortNames", ())} - {""}
+    kind = (found.get("responseKind") or {}).get("kind", "").lower()
+    short = {plural, singular, kind, *found.get("shortNames", ())} - {""}
     return Kind(
         f"{group}/{version}" if group else version,
         plural,
