@@ -67,9 +67,9 @@ class CdiDirectory:
         self._kernel_drivers = kernel_drivers
         self._signature: _Signature | None = None
         self._host_spec: HostSpec | None = None
-        self._digests = FileCache(lambda path: _digest(read_regular(Path(path))))
+        self._digests = FileCache(lambda path: _digest(read_regular(path)))
         self._sizes: dict[str, int] = {}
-        """By path, in bytes."""
+        """Of Aliquot's specs by name, in bytes, as far as known without a look: only Aliquot writes them."""
         try:  # the directory is shared with the container runtime, so its mode is not ours to set
             dynamic.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
@@ -99,9 +99,9 @@ class CdiDirectory:
 
     def write(self, grant_id: str, spec: Mapping[str, object]) -> None:
         """See ``ports.CdiFiles``."""
-        path, content = self._dynamic / file_name(grant_id), msgspec.json.encode(spec)
-        self._sizes[str(path)] = len(content)
-        write_over(path, content, mode=0o644, durable=False)
+        name, content = file_name(grant_id), msgspec.json.encode(spec)
+        self._sizes[name] = len(content)
+        write_over(f"{self._dynamic}/{name}", content, mode=0o644)
 
     def mentioned(self, paths: Iterable[str]) -> Set[str]:
         """See ``ports.CdiFiles``."""
@@ -127,7 +127,11 @@ class CdiDirectory:
 
     def total_bytes(self) -> int:
         """See ``ports.CdiFiles``."""
-        own = sum(self._size_of(f"{self._dynamic}/{name}") for name in names_in(self._dynamic) if grant_id_of_file(name) is not None)
+        names = names_in(self._dynamic)
+        for name in names:
+            if name not in self._sizes and grant_id_of_file(name) is not None:
+                self._sizes[name] = _signature_of(self._dynamic / name)[2]
+        own = sum(self._sizes.get(name, 0) for name in names)
         return own + sum(min(_signature_of(path)[2], _HOST_SPEC_BYTES_MAX) for path in self._foreign_specs())
 
     def ids(self) -> Sequence[str]:
@@ -136,9 +140,10 @@ class CdiDirectory:
 
     def remove(self, grant_id: str) -> None:
         """See ``ports.CdiFiles``."""
-        path = self._dynamic / file_name(grant_id)
-        self._digests.forget(str(path))
-        self._sizes.pop(str(path), None)
+        name = file_name(grant_id)
+        path = f"{self._dynamic}/{name}"
+        self._digests.forget(path)
+        self._sizes.pop(name, None)
         remove_anything(path)
 
     def _written(self) -> HostSpec | None:
@@ -158,12 +163,6 @@ class CdiDirectory:
             for name in names_in(directory)
             if not name.startswith(contract.CDI_FILE_PREFIX) and name.endswith((".json", ".yaml", ".yml"))
         ]
-
-    def _size_of(self, path: str) -> int:
-        """Return the size of one of Aliquot's specs, as far as known without a look: only Aliquot writes them."""
-        if path not in self._sizes:
-            self._sizes[path] = _signature_of(Path(path))[2]
-        return self._sizes[path]
 
 
 def _digest(content: bytes) -> str:

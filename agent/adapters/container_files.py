@@ -51,8 +51,8 @@ class GrantFiles:
         self._monotonic = monotonic
         self._rests: dict[str, tuple[int, Rest]] = {}
         """By grant id: regions with a slow last reading, with their inodes. A later container has a region with another inode."""
-        self._installed = FileCache(lambda path: read_regular(Path(path), LIBRARY_BYTES_MAX))
-        self._limits = FileCache(lambda path: region_layout.decode_limits(_read_limits(Path(path)), interrupted_too=True))
+        self._installed = FileCache(lambda path: read_regular(path, LIBRARY_BYTES_MAX))
+        self._limits = FileCache(lambda path: region_layout.decode_limits(_read_limits(path), interrupted_too=True))
 
     def prepare(self, grant: Grant, limits: Limits, *, mounted: bool = False) -> None:
         """See ``ports.ContainerFiles``."""
@@ -63,21 +63,22 @@ class GrantFiles:
             _update_mapped_limits(directory / "limits", limits, grant)
         else:
             self._write_unmapped(grant.grant_id, limits, kept=own and mounted)
-        if not (own and _is_file(directory / PRELOAD_LIST_ARTEFACT)):
-            write_over(directory / PRELOAD_LIST_ARTEFACT, PRELOAD_LIST, mode=0o444, durable=False)
-        write_over(directory / _GRANT_COPY, GRANT_ROWS.encode(grant), mode=0o600, durable=False)
+        preload_list = f"{directory}/{PRELOAD_LIST_ARTEFACT}"
+        if not (own and _is_file(preload_list)):
+            write_over(preload_list, PRELOAD_LIST, mode=0o444)
+        write_over(f"{directory}/{_GRANT_COPY}", GRANT_ROWS.encode(grant), mode=0o600)
 
     def _write_unmapped(self, grant_id: str, limits: Limits, *, kept: bool) -> None:
         """Write limits and region of a container without processes, as new inodes: a process of another pod keeps what it has mapped.
 
         Args: kept: keep the files that are there and intact, and change the limits in place.
         """
-        directory = self._directory / grant_id
-        if not (kept and _limits_updated(directory / "limits", limits)):
-            write_over(directory / "limits", region_layout.encode_limits(limits), mode=0o444, durable=False)
+        limits_path, region_path = self.paths(grant_id)
+        if not (kept and _limits_updated(Path(limits_path), limits)):
+            write_over(limits_path, region_layout.encode_limits(limits), mode=0o444)
         if not (kept and self.has_region(grant_id)):
             header = region_layout.fresh_region_header()  # the rest is a hole: it uses memory only after a process attaches
-            write_over(directory / "region", header, mode=0o666, durable=False, size=region_layout.REGION_BYTES)
+            write_over(region_path, header, mode=0o666, size=region_layout.REGION_BYTES)
             self._rests.pop(grant_id, None)
 
     def copy_shim(self, grant_id: str, version: Path, names: Iterable[str]) -> Path:
@@ -85,11 +86,11 @@ class GrantFiles:
         copies = make_directory(make_directory(self._libraries, 0o755) / grant_id, 0o755)
         for name in names:
             try:
-                content = self._installed.read(str(version / name))
+                content = self._installed.read(f"{version}/{name}")
             except FileNotFoundError:
-                raise StorageError(f"copying {version / name}: it is not there") from None
-            if not _is_copy(copies / name, content):
-                write_over(copies / name, content, mode=0o555, durable=False)
+                raise StorageError(f"copying {version}/{name}: it is not there") from None
+            if not _is_copy(copy := f"{copies}/{name}", content):
+                write_over(copy, content, mode=0o555)
         return copies
 
     def link_shim(self, grant_id: str, directory: Path) -> None:
@@ -119,8 +120,8 @@ class GrantFiles:
 
     def paths(self, grant_id: str) -> tuple[str, str]:
         """See ``ports.ContainerFiles``."""
-        directory = self._directory / grant_id
-        return str(directory / "limits"), str(directory / "region")
+        directory = f"{self._directory}/{grant_id}"
+        return f"{directory}/limits", f"{directory}/region"
 
     def copies(self) -> Sequence[Grant]:
         """See ``ports.ContainerFiles``."""
@@ -211,7 +212,7 @@ class GrantFiles:
 
     def remove(self, grant_id: str) -> None:
         """See ``ports.ContainerFiles``."""
-        remove_anything(self._libraries / grant_id)
+        remove_anything(f"{self._libraries}/{grant_id}")
         directory = self._directory / grant_id
         self._limits.forget(str(directory / "limits"))
         self._rests.pop(grant_id, None)
@@ -283,12 +284,12 @@ class GrantFiles:
 def _copy_in(directory: Path) -> Grant | None:
     """Return the grant recorded in this directory; None after a crash before the record was written or during a removal."""
     try:
-        return GRANT_ROWS.decode(read_regular(directory / _GRANT_COPY))
+        return GRANT_ROWS.decode(read_regular(f"{directory}/{_GRANT_COPY}"))
     except (OSError, StorageError):
         return None
 
 
-def _is_copy(path: Path, content: bytes) -> bool:
+def _is_copy(path: str, content: bytes) -> bool:
     """Whether a file has this content. One that the container holds a lease on counts as damaged: a new one takes its place."""
     try:
         return read_regular(path, LIBRARY_BYTES_MAX) == content
@@ -380,12 +381,12 @@ def read_region(path: Path) -> RegionView:
         region.close()
 
 
-def _open(path: Path, access: int) -> int:
+def _open(path: Path | str, access: int) -> int:
     """Open a file that a container can also open, without waiting if the container holds a lease on it."""
     return os.open(path, access | FLAGS | os.O_NOFOLLOW)
 
 
-def _read_limits(path: Path) -> bytes:
+def _read_limits(path: Path | str) -> bytes:
     descriptor = _open(path, os.O_RDONLY)
     try:
         return os.pread(descriptor, min(os.fstat(descriptor).st_size, region_layout.LIMITS_BYTES_MAX + 1), 0)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes files atomically: a reader sees the whole file or no file, even after a crash."""
+"""Writes files atomically: a reader sees the whole file or no file, even after a crash.
+
+A container starts after a dozen of these calls. So they take paths as text too, and use ``os``: making a ``Path`` costs as much as a call.
+"""
 
 import itertools
 import logging
@@ -8,7 +11,7 @@ import secrets
 import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,15 +23,17 @@ TEMPORARY_SUFFIX = ".aliquot-tmp"
 """Suffix of files being written. The owner of a directory removes leftovers of a crash."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _counter = itertools.count()
-_syncs = ThreadPoolExecutor(8, thread_name_prefix="disk-sync")
+_SYNCS_AT_ONCE = 8
 """Syncs of one batch. A disk flushes once for those that wait for it at the same time, so a busy one is several times faster."""
+_syncs = ThreadPoolExecutor(_SYNCS_AT_ONCE - 1, thread_name_prefix="disk-sync")
 
 
-def write_whole(path: Path, content: bytes, *, mode: int, durable: bool, size: int | None = None) -> None:
+def write_whole(path: Path | str, content: bytes, *, mode: int, durable: bool, size: int | None = None, over: bool = False) -> None:
     """Write a file under another name and rename it into place.
 
     Args:   durable: wait until the file is on disk; not needed for files that a reboot may delete.
             size: extend the file to this length, with a hole after the content.
+            over: also over a directory that damage put in its place.
     Raises: StorageError.
     """
     replacement = _Replacement(path)
@@ -36,12 +41,18 @@ def write_whole(path: Path, content: bytes, *, mode: int, durable: bool, size: i
         replacement.write(content, mode, size)
         if durable:
             replacement.sync()
-        replacement.rename()
+        if over:
+            replacement.rename_over()
+        else:
+            replacement.rename()
     except OSError as exc:
         replacement.discard()
         raise _unwritten(path, exc) from exc
+    except StorageError:
+        replacement.discard()
+        raise
     if durable:
-        sync_directory(path.parent)
+        sync_directory(os.path.dirname(os.fspath(path)))
 
 
 def write_together(contents: Mapping[Path, bytes], *, mode: int) -> Mapping[Path, StorageError]:
@@ -49,35 +60,28 @@ def write_together(contents: Mapping[Path, bytes], *, mode: int) -> Mapping[Path
 
     Returns: the files that cannot be written, with the reasons. The others are on disk.
     """
-
-    def write(path: Path, replacement: _Replacement) -> None:
-        _remove_directory_at(path)
-        replacement.write(contents[path], mode)
-
     batch = _Batch(contents)
     # All files are written before the first is synced: the file system then writes them in one transaction.
-    batch.each(write)
-    batch.each(lambda _, replacement: replacement.begin_sync())
-    batch.each(lambda _, replacement: replacement.await_sync())
-    batch.each(lambda _, replacement: replacement.rename())
+    batch.each(lambda path, replacement: replacement.write(contents[path], mode))
+    batch.sync()
+    batch.each(lambda _, replacement: replacement.rename_over())
     batch.sync_directories()
     return batch.failed
 
 
-def write_over(path: Path, content: bytes, *, mode: int, durable: bool, size: int | None = None) -> None:
-    """Write a file as ``write_whole`` does, also over a directory that damage put in its place. Raises StorageError."""
-    _remove_directory_at(path)
-    write_whole(path, content, mode=mode, durable=durable, size=size)
+def write_over(path: Path | str, content: bytes, *, mode: int, size: int | None = None) -> None:
+    """Write a file as ``write_whole`` does, without a sync, also over a directory that damage put in its place. Raises StorageError."""
+    write_whole(path, content, mode=mode, durable=False, size=size, over=True)
 
 
 class _Replacement:
     """A file with a temporary name, which takes the place of the one with its name. Calls raise OSError."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_counter)}{TEMPORARY_SUFFIX}")
+    def __init__(self, path: Path | str) -> None:
+        self._path = os.fspath(path)
+        directory, name = os.path.split(self._path)
+        self._temporary = os.path.join(directory, f".{name}.{os.getpid()}.{next(_counter)}{TEMPORARY_SUFFIX}")
         self._descriptor = -1
-        self._syncing: Future[None] | None = None
 
     def write(self, content: bytes, mode: int, size: int | None = None) -> None:
         """Write the file, which stays open."""
@@ -91,26 +95,25 @@ class _Replacement:
         """Wait until the content is on disk."""
         os.fsync(self._descriptor)
 
-    def begin_sync(self) -> None:
-        """Act as ``sync`` in another thread."""
-        self._syncing = _syncs.submit(os.fsync, self._descriptor)
-
-    def await_sync(self) -> None:
-        """Wait for the sync that was begun."""
-        if self._syncing is not None:
-            self._syncing.result()
-
     def rename(self) -> None:
         """Close the file and give it its name."""
         self._close()
-        self._temporary.replace(self._path)
+        os.replace(self._temporary, self._path)
+
+    def rename_over(self) -> None:
+        """Act as ``rename``, also over a directory. Raises StorageError too: the directory cannot be removed."""
+        try:
+            self.rename()
+        except IsADirectoryError:
+            remove_anything(self._path)
+            self.rename()
 
     def discard(self) -> None:
         """Remove what was written."""
         with suppress(OSError):  # a file system that became read-only refuses this too, even without a file to remove
             self._close()
         with suppress(OSError):
-            self._temporary.unlink(missing_ok=True)
+            os.unlink(self._temporary)
 
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
@@ -134,6 +137,16 @@ class _Batch:
                 replacement.discard()
                 self._fail(path, exc if isinstance(exc, StorageError) else _unwritten(path, exc))
 
+    def sync(self) -> None:
+        """Wait until the content of the files is on disk; a part of them in this thread, and the others in threads of their own."""
+        files = list(self._left.items())
+        mine, *others = [files[number::_SYNCS_AT_ONCE] for number in range(min(len(files), _SYNCS_AT_ONCE))] or [[]]
+        waiting = [_syncs.submit(_sync_each, part) for part in others]
+        for failed in (_sync_each(mine), *(one.result() for one in waiting)):
+            for path, error in failed.items():
+                self._left[path].discard()
+                self._fail(path, _unwritten(path, error))
+
     def sync_directories(self) -> None:
         """Make the names of the files that have not failed durable."""
         for directory in {path.parent for path in self._left}:
@@ -148,15 +161,21 @@ class _Batch:
         self.failed[path] = cause
 
 
-def _unwritten(path: Path, cause: OSError) -> StorageError:
+def _sync_each(files: Iterable[tuple[Path, _Replacement]]) -> Mapping[Path, OSError]:
+    """Sync files one after another; return those that failed."""
+    failed = {}
+    for path, replacement in files:
+        try:
+            replacement.sync()
+        except OSError as exc:
+            failed[path] = exc
+    return failed
+
+
+def _unwritten(path: Path | str, cause: OSError) -> StorageError:
     error = StorageError(f"writing {path}: {cause.strerror}")
     error.__cause__ = cause
     return error
-
-
-def _remove_directory_at(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        remove_anything(path)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
@@ -165,7 +184,7 @@ def _write_all(descriptor: int, content: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path | str) -> None:
     """Make the names in a directory durable. Raises StorageError."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -177,25 +196,31 @@ def sync_directory(directory: Path) -> None:
         raise StorageError(f"syncing {directory}: {exc.strerror}") from exc
 
 
-def remove_file(path: Path) -> None:
-    """Remove a file if it is there. Raises StorageError."""
+def remove_file(path: Path | str) -> bool:
+    """Remove a file; return whether it was there. Raises StorageError."""
     try:
-        path.unlink(missing_ok=True)
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
     except OSError as exc:
         raise StorageError(f"removing {path}: {exc.strerror}") from exc
+    return True
 
 
-def remove_anything(path: Path) -> None:
-    """Remove a file, or a directory that is in its place. Raises StorageError."""
-    if not path.is_dir() or path.is_symlink():
-        remove_file(path)
-        return
+def remove_anything(path: Path | str) -> bool:
+    """Remove a file, or a directory that is in its place; return whether it was there. Raises StorageError."""
+    try:
+        return remove_file(path)
+    except StorageError as exc:
+        if not isinstance(exc.__cause__, IsADirectoryError):
+            raise
     remove_tree(path)
-    if path.exists():
+    if os.path.lexists(path):
         raise StorageError(f"removing {path}: not everything in this directory can be removed")
+    return True
 
 
-def remove_tree(directory: Path) -> None:
+def remove_tree(directory: Path | str) -> None:
     """Remove a directory with the files that untrusted programs left in it. What cannot be removed stays.
 
     Any depth works: nested directories are first moved up, so that each is one step away. Links are not followed.
@@ -203,12 +228,12 @@ def remove_tree(directory: Path) -> None:
     with suppress(OSError):
         top = os.open(directory, _DIRECTORY)
         try:
-            waiting = deque(os.listdir(top))  # noqa: PTH208 - a descriptor is no path
+            waiting = deque(os.listdir(top))
             while waiting:
                 waiting.extend(_remove_entry(top, waiting.popleft()))
         finally:
             os.close(top)
-        directory.rmdir()
+        os.rmdir(directory)
 
 
 def _remove_entry(top: int, name: str) -> Iterator[str]:
@@ -219,7 +244,7 @@ def _remove_entry(top: int, name: str) -> Iterator[str]:
         except IsADirectoryError:
             inside = os.open(name, _DIRECTORY, dir_fd=top)
             try:
-                for child in os.listdir(inside):  # noqa: PTH208 - likewise
+                for child in os.listdir(inside):
                     yield from _move_up(inside, child, top)
             finally:
                 os.close(inside)
@@ -242,7 +267,7 @@ def make_directory(path: Path, mode: int) -> Path:
     Raises StorageError.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode, parents=True, exist_ok=True)
         if stat.S_IMODE(path.stat().st_mode) != mode:
             path.chmod(mode)
     except OSError as exc:
@@ -263,10 +288,10 @@ def remove_temporaries(directory: Path) -> None:
                 logger.warning("a partly written file cannot be removed and stays: %s", exc)
 
 
-def names_in(directory: Path) -> list[str]:
+def names_in(directory: Path | str) -> list[str]:
     """Return the sorted names in a directory; empty if the directory does not exist. Raises StorageError."""
     try:
-        return sorted(os.listdir(directory))  # noqa: PTH208 - names are wanted, not paths
+        return sorted(os.listdir(directory))
     except FileNotFoundError:
         return []
     except OSError as exc:

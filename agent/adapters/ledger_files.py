@@ -5,7 +5,6 @@ A row that cannot be read is moved to ``quarantine/`` and reported. The agent st
 block the node's other containers.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -68,8 +67,7 @@ class LedgerFiles:
         """See ``ports.GrantStore``."""
         path = self._path(grant_id)
         self._rows.forget(str(path))
-        if os.path.lexists(path):
-            remove_anything(path)
+        if remove_anything(path):
             sync_directory(self._directory)
 
     def _path(self, grant_id: str) -> Path:

@@ -97,7 +97,7 @@ class PageFile:
             return False
 
     def _replace(self) -> None:
-        write_over(self.path, self._page.empty(), mode=PAGE_MODE, durable=False)
+        write_over(self.path, self._page.empty(), mode=PAGE_MODE)
 
     def _mend_in_place(self) -> bool:
         mended = stat.S_IMODE(self.path.lstat().st_mode) != PAGE_MODE

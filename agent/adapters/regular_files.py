@@ -30,7 +30,7 @@ _KINDS = {
 _SENTENCES = {errno.ELOOP: "want a regular file, found a symbolic link", errno.EWOULDBLOCK: "a program holds a lease on it"}
 
 
-def read_regular(path: Path, most_bytes: int = ROW_BYTES_MAX, *, follow: bool = False) -> bytes:
+def read_regular(path: Path | str, most_bytes: int = ROW_BYTES_MAX, *, follow: bool = False) -> bytes:
     """Return the content of a regular file.
 
     Args:   follow: whether the path may be a symbolic link.
@@ -63,7 +63,7 @@ def reason(exc: OSError) -> str:
     return _SENTENCES.get(exc.errno or 0, exc.strerror or str(exc))
 
 
-def _content(descriptor: int, path: Path, most_bytes: int) -> bytes:
+def _content(descriptor: int, path: Path | str, most_bytes: int) -> bytes:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")

@@ -43,7 +43,7 @@ class Calls:
         """Grant ids of rows whose name and content are on disk."""
         self._fsync = os.fsync
         monkeypatch.setattr(os, "fsync", self._step("fsync", self._sync))
-        for owner, name in ((os, "open"), (os, "write"), (os, "ftruncate"), (Path, "replace"), (Path, "mkdir"), (Path, "unlink")):
+        for owner, name in ((os, "open"), (os, "write"), (os, "ftruncate"), (os, "replace"), (os, "mkdir"), (os, "unlink")):
             monkeypatch.setattr(owner, name, self._step(name, getattr(owner, name)))
 
     def _step(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
