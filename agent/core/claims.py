@@ -281,19 +281,22 @@ def plan_request(ref: ClaimRef, claim: AllocatedClaim, request: AllocatedRequest
 
 def _second_grant(grant: Grant, claim: AllocatedClaim, node: ClaimNode) -> Refusal | None:
     """Return a refusal if a container would get a second grant: it has one limits file, so the other GPUs would have no limit."""
-    pods = [node.pods[uid] for _, uid in claim.pods if uid in node.pods]
-    others = [other for other in node.ledger.grants.values() if other.grant_id != grant.grant_id and not _is_of_namesake(other, grant)]
-    name = f"request {grant.claim.request} of claim {grant.claim.name}" if grant.claim is not None else ""
-    for other in others:
-        for pod in pods:
-            if twice := sorted(set(users_in(other, pod)).intersection(users_in(grant, pod))):
-                first = f"request {other.claim.request} of claim {other.claim.name}" if other.claim is not None else "its vGPUs"
+    for pod in (node.pods[uid] for _, uid in claim.pods if uid in node.pods):
+        users = set(users_in(grant, pod))
+        for other in node.ledger.grants.values() if users else ():
+            twice = sorted(users.intersection(users_in(other, pod)))
+            if twice and other.grant_id != grant.grant_id and not _is_of_namesake(other, grant):
                 return Refusal(
                     Reason.REQUEST_INVALID,
-                    f"container {twice[0]} of pod {pod.namespace}/{pod.name} uses {first} and {name}. A container can use one: "
-                    "write one request with a count, or name one request for each container",
+                    f"container {twice[0]} of pod {pod.namespace}/{pod.name} uses {_wanted(other)} and {_wanted(grant)}. A container can "
+                    "use one: write one request with a count, or name one request for each container",
                 )
     return None
+
+
+def _wanted(grant: Grant) -> str:
+    """Return what a container asked for to have a grant, for messages."""
+    return f"request {grant.claim.request} of claim {grant.claim.name}" if grant.claim is not None else "its vGPUs"
 
 
 def _is_of_namesake(other: Grant, grant: Grant) -> bool:

@@ -9,7 +9,6 @@ An unclear grant is one with a damaged row and a damaged copy. Its container may
 nothing more is granted on its devices until it has ended.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
@@ -120,7 +119,7 @@ class Ledger:
         devices = inventory.devices
         if of is not None and of <= {entry.device.uuid for entry in devices}:
             devices = tuple(entry for entry in devices if entry.device.uuid in of)
-        promised = self._shares_by_device()
+        promised = self._shares_by_device({uuid for entry in devices for uuid in entry.grantable_uuids})
         return tuple(
             DeviceState.of(
                 entry.device,
@@ -132,12 +131,13 @@ class Ledger:
             for entry in devices
         )
 
-    def _shares_by_device(self) -> Mapping[str, Sequence[DeviceShare]]:
-        """Return the granted shares by the name of their device; an empty sequence for any other name."""
-        found = defaultdict(list)
+    def _shares_by_device(self, names: Iterable[str]) -> Mapping[str, Sequence[DeviceShare]]:
+        """Return the granted shares of these devices by the device's name."""
+        found: dict[str, list[DeviceShare]] = {name: [] for name in names}
         for grant in self.grants.values():
-            for share in grant.shares if grant.takes_part else ():
-                found[share.device_uuid].append(share)
+            for share in grant.shares:
+                if share.device_uuid in found and grant.takes_part:
+                    found[share.device_uuid].append(share)
         return found
 
     def unclear_on(self, device_names: Iterable[str]) -> tuple[str, ...]:
@@ -166,7 +166,7 @@ class Ledger:
 
     def of_claim(self, uid: str) -> tuple[Grant, ...]:
         """Return the grants of a claim, one for each of its requests."""
-        return tuple(grant for grant in self.with_claims if grant.owner_uid == uid)
+        return tuple([grant for grant in self.grants.values() if grant.claim is not None and grant.claim.uid == uid])
 
     def holding_any(self, resource: str, device_ids: Set[str]) -> tuple[Grant, ...]:
         """Return the grants of a resource that have at least one of the given IDs."""
