@@ -70,13 +70,12 @@ class Borrower:
         while True:
             seen = self._manager.changes.count
             current = await self._manager.on_disk(self.find)
-            if not current.devices:
-                await self._manager.changes.paced_after(seen)
             while current.devices and self._manager.changes.count == seen:
                 look = await self._manager.on_regions(partial(self.look, current))
                 if look.moves:
                     await self._manager.on_disk(partial(self.move, look.moves))
                 await self._manager.changes.after(seen, PERIOD_SECONDS if look.working else IDLE_PERIOD_SECONDS)
+            await self._manager.changes.paced_after(seen)  # many containers start together, and wait for the thread that finds tenants
 
     # --- below: in the thread for regions (look) or the thread for files ---
 

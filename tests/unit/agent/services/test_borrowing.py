@@ -10,6 +10,7 @@ from agent.core.limits import FailPolicy, limits_of
 from agent.core.planning import Planned
 from agent.core.region_layout import MAX_DEVICES, ComputeCounters
 from agent.ports.grants import ContainerFiles
+from agent.services import changes
 from agent.services.borrowing import Borrower, Look
 from aliquot.contract.model import CoresMode, Preferences
 from tests.unit.agent.builders import grant, ids, inventory, pod, share
@@ -191,4 +192,24 @@ async def test_slow_region_does_not_delay_file_work(node, monkeypatch):
     await until(has_begun)
     await node.manager.on_disk(lambda: None)
     done.set()
+    running.cancel()
+
+
+async def test_grants_of_a_burst_do_not_each_start_a_look_at_all(node, monkeypatch):
+    monkeypatch.setattr(changes, "PACE_SECONDS", 3600)
+    finds = []
+    find = node.borrower.find
+
+    def noted():
+        finds.append(None)
+        return find()
+
+    monkeypatch.setattr(node.borrower, "find", noted)
+    await node.granted((A, WEIGHT))
+    running = asyncio.ensure_future(node.borrower.run())
+    await until(lambda: finds)
+    for one in (B, HARD):
+        await node.granted((one, WEIGHT))
+        await settle()
+    assert len(finds) == 1
     running.cancel()
