@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from agent.adapters.kube_watch import RULES
+from agent.adapters.object_reads import ObjectReader
 from agent.core.slices import API_VERSION, FoundSlice
 from agent.ports.dra import SliceListener
 from aliquot import contract
@@ -41,12 +42,17 @@ class _Slice(msgspec.Struct):
 class ResourceApiClient:
     """Implements ``ports.ResourceApi``."""
 
-    def __init__(self, connection: KubeConnection) -> None:
+    def __init__(self, connection: KubeConnection, reader: ObjectReader) -> None:
         self._connection = connection
+        self._reader = reader
 
-    def read_claim(self, namespace: str, name: str) -> bytes:
+    async def read_claim(self, namespace: str, name: str) -> bytes:
         """See ``ports.ResourceApi``."""
-        return self._connection.request("GET", _claim_path(namespace, name))
+        return await self._reader.read(_claim_path(namespace, name))
+
+    def close_reads(self) -> None:
+        """See ``ports.ResourceApi``."""
+        self._reader.close()
 
     def report_devices(self, namespace: str, name: str, uid: str, devices: Sequence[Mapping[str, Any]]) -> None:
         """See ``ports.ResourceApi``."""
