@@ -18,7 +18,7 @@ from agent.core.inventory import DeviceInventory, InventoryDevice
 from agent.core.ledger import ClaimedDevice, ClaimRequest, Grant, Ledger
 from agent.core.limits import may_burst
 from agent.core.mig_devices import find_instance
-from agent.core.owners import users_in
+from agent.core.owners import used_by, users_in
 from agent.core.planning import Planned
 from agent.core.refusal import Reason, Refusal
 from agent.core.slices import CAPACITY_CORES, CAPACITY_MEMORY, find_device, profile_bytes
@@ -283,7 +283,7 @@ def _second_grant(grant: Grant, claim: AllocatedClaim, node: ClaimNode) -> Refus
     """Return a refusal if a container would get a second grant: it has one limits file, so the other GPUs would have no limit."""
     for pod in (node.pods[uid] for _, uid in claim.pods if uid in node.pods):
         users = set(users_in(grant, pod))
-        for other in node.ledger.grants.values() if users else ():
+        for other in used_by(pod, node.ledger.grants.values()):
             twice = sorted(users.intersection(users_in(other, pod)))
             if twice and other.grant_id != grant.grant_id and not _is_of_namesake(other, grant):
                 return Refusal(

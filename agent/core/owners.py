@@ -81,6 +81,14 @@ def is_user(grant: Grant, pod: Pod) -> bool:
     return bool(users_in(grant, pod))
 
 
+def used_by(pod: Pod, grants: Iterable[Grant]) -> tuple[Grant, ...]:
+    """Return the grants that containers of the pod use."""
+    names = {use.claim for spec in pod.containers for use in spec.claims}
+    # most grants are of other pods, which a look at one field shows
+    possible = [grant for grant in grants if (grant.claim.name in names if grant.claim is not None else grant.pod_uid == pod.uid)]
+    return tuple(grant for grant in possible if is_user(grant, pod))
+
+
 def pod_uids_of(grant: Grant, pods: Iterable[Pod]) -> frozenset[str]:
     """Return the UIDs of the pods that may use a grant: of a claim, all pods that refer to it."""
     if grant.claim is None:

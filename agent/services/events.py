@@ -48,6 +48,7 @@ class EventRecorder:
         self._pause = pause
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(QUEUE_LENGTH)
         self._recorded_at: dict[PodEvent | NodeEvent, float] = {}
+        """In this order, with the oldest first."""
         self._retry_seconds = FIRST_RETRY_SECONDS
         self._dropped = Counter({"full": 0, "old": 0, "refused": 0})
 
@@ -57,7 +58,7 @@ class EventRecorder:
         Args: happened: whether it reports something that happened just now, so that it is posted each time.
         """
         now = self._clock.monotonic()
-        self._recorded_at = {known: at for known, at in self._recorded_at.items() if now - at < REPEAT_AFTER_SECONDS}
+        self._forget_old(now)
         same = replace(event, message=without_duration(event.message))
         if same in self._recorded_at and not happened:
             return
@@ -66,7 +67,15 @@ class EventRecorder:
         except asyncio.QueueFull:
             self._drop(event, "full", f"{QUEUE_LENGTH} events wait for the API already")
         else:
+            self._recorded_at.pop(same, None)  # it takes its place at the end
             self._recorded_at[same] = now
+
+    def _forget_old(self, now: float) -> None:
+        while self._recorded_at:
+            oldest, recorded_at = next(iter(self._recorded_at.items()))
+            if now - recorded_at < REPEAT_AFTER_SECONDS:
+                return
+            del self._recorded_at[oldest]
 
     async def run(self) -> None:
         """Post until cancelled."""

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
 import pytest
 
-from agent.core.owners import uses_unknown_claim
+from agent.core.owners import used_by, uses_unknown_claim
+from tests.unit.agent.builders import grant, ids
 from tests.unit.agent.claim_builders import claim_grant, user
 
 
@@ -18,3 +21,15 @@ from tests.unit.agent.claim_builders import claim_grant, user
 )
 def test_unknown_claims_are_those_of_pods_without_grant(pods, unknown):
     assert uses_unknown_claim(pods, [claim_grant("train")]) is unknown
+
+
+def test_pod_uses_grants_of_its_claims_and_its_own():
+    pod = user("a", "train", "gpu")
+    mine = [claim_grant("train"), grant(ids("0:0"), of=pod)]
+    others = [
+        claim_grant("other"),
+        replace(claim_grant("train"), namespace="elsewhere"),
+        claim_grant("other", of=pod),
+        grant(ids("0:1"), of=user("b", "train")),
+    ]
+    assert used_by(pod, [*others, *mine]) == tuple(mine)

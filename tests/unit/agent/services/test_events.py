@@ -81,6 +81,22 @@ async def test_repeated_event_is_sent_again():
     assert [event.message for event in api.events] == ["no room", "no room", "other"]
 
 
+async def test_period_of_one_event_is_not_that_of_another():
+    api, clock = FakeKubeApi(), FakeClock()
+    recorder = EventRecorder(api, clock)
+    other = replace(EVENT, message="other")
+    recorder.record(EVENT)
+    recorder.record(other)
+    clock.seconds += REPEAT_AFTER_SECONDS / 2
+    recorder.record(EVENT, happened=True)
+    clock.seconds += REPEAT_AFTER_SECONDS / 2
+    recorder.record(EVENT)
+    recorder.record(other)
+    async with posting(recorder):
+        await until(lambda: len(api.events) >= 4)
+    assert [event.message for event in api.events] == ["no room", "other", "no room", "other"]
+
+
 async def test_refusal_with_age_of_hanging_call_equals_later_one():
     api = FakeKubeApi()
     recorder = EventRecorder(api, FakeClock())
