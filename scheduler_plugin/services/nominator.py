@@ -14,6 +14,7 @@ elsewhere it means that pods end on the node.
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -39,6 +40,10 @@ LAST: Final = 64
 """Pods of the queue that get room ahead of their call."""
 MIN_NODES: Final = 2000
 """With fewer nodes the write costs more than kube-scheduler saves (docs/measurements/benchmarks.md)."""
+
+
+_PERIOD_SECONDS: Final = 1.0
+"""Between two looks without a change of the queue: a node joins, or this replica becomes the leader."""
 
 
 class Nominator:
@@ -91,7 +96,9 @@ class Nominator:
     async def run(self) -> None:
         """Nominate until cancelled."""
         while True:
-            await self._changed.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PERIOD_SECONDS):
+                    await self._changed.wait()
             self._changed.clear()
             await self.step()
 

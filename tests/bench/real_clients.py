@@ -34,7 +34,7 @@ CLIENT_SECONDS = 40.0
 """For all checks of one client, with its installation."""
 TORCH = "torch"
 TORCH_SECONDS = 110.0
-"""For PyTorch's, which has tables of its own beside them."""
+"""For PyTorch's, which also has tables of its own."""
 END_SECONDS = 10.0
 """For what was interrupted to write down what it found."""
 ALLOCATORS = {

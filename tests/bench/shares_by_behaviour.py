@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tenant gets of a device by its way to launch (``tests/fakes/behaviours.py``), beside a neighbour that launches one known kernel.
+"""What a tenant gets of a device by its way to launch (``tests/fakes/behaviours.py``), next to a neighbour that launches one known kernel.
 
 The tenant has a low SM limit and the neighbour the rest, and both work all the time. Each behaviour is measured without a limit too: new
 processes and threads take time of their own, and on a busy machine some use less than the limit.

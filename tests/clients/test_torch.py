@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch from PyPI, unmodified, on our runtime: its allocators stop at the share, it trains beside a greedy neighbour, limits act.
+"""PyTorch from PyPI, unmodified, on our runtime: its allocators stop at the share, it trains next to a greedy neighbour, limits act.
 
 The jobs are in ``torch_jobs.py``. A Python that has PyTorch already is used (``aliquot_lab/demo/torch_wheel.py``); otherwise the wheel is
 installed into ``build/clients``. With ``--gpu`` PyTorch runs on its own runtime; what the script for real GPUs measures itself is left out.
@@ -218,7 +218,7 @@ def rate(events: list[Mapping[str, Any]]) -> float:
 @pytest.mark.simulated
 @limited
 def test_products_of_matrices_get_their_share_of_time(tenant: Callable[..., Container], jobs: Jobs) -> None:
-    """cuBLAS products keep to sm_percent, alone and beside a neighbour"""
+    """cuBLAS products keep to sm_percent, alone and next to a neighbour"""
     (alone,) = products_per_second(jobs, tenant())
     (held,) = products_per_second(jobs, tenant(sm_percent=30))
     small, large = products_per_second(jobs, tenant(sm_percent=20), tenant(sm_percent=50))
@@ -257,7 +257,7 @@ def test_paused_pytorch_waits_and_goes_on(container: Container, jobs: Jobs) -> N
 @pytest.mark.simulated
 @limited
 def test_transformer_trains_beside_a_greedy_neighbour(tenant: Callable[..., Container], jobs: Jobs) -> None:
-    """a transformer trains (AdamW, autocast, GradScaler, checkpoint) beside a greedy neighbour"""
+    """a transformer trains (AdamW, autocast, GradScaler, checkpoint) next to a greedy neighbour"""
     with jobs.start(tenant(), "train", "--seconds", "8") as training, greedy_neighbour(jobs, tenant()):
         events = [json.loads(line) for line in training.process.stdout if line.startswith("{")]
         assert training.process.wait(30) == 0

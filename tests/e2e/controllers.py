@@ -41,7 +41,7 @@ class Controller:
     folders: tuple[str, ...] = ("config/default",)
     """Of its manifests."""
     namespace: str = ""
-    """For manifests that name none."""
+    """For manifests without a namespace."""
     configure: Callable[[list[Object]], None] = lambda _objects: None
     """Changes its objects before they are applied."""
 

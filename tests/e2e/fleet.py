@@ -128,7 +128,7 @@ def gang(name: str, minimum: int, **further: str) -> dict[str, str]:
 
 @contextmanager
 def running_fleet(cluster: Cluster, cliques: Mapping[str, str]) -> Iterator[Fleet]:
-    """Have nodes and schedulers inside the block, whose pods are gone before it ends. Args: cliques: by node, its NVLink fabric."""
+    """Have nodes and schedulers inside the block. Their pods are gone before it ends. Args: cliques: by node, its NVLink fabric."""
     everywhere = cluster.kubectl()
     made = [f"--filename={ROOT}/deploy/daemonset/{name}.yaml" for name in ("base/crd-gpunodes", "scheduler/priority-classes")]
     everywhere.run("apply", *made)

@@ -61,20 +61,24 @@ class Kubectl:
         Raises: KubectlError: the API server refused one; those before it are made.
         """
         for one in objects:
-            if not self._create(one):
+            name, path = one["metadata"]["name"], self._path_of(one)
+            if self._read(f"{path}/{name}") is None:
+                self._create(one, path)
+            else:
                 self.run("apply", "--filename=-", stdin=yaml.safe_dump(one))
 
-    def _create(self, one: Object) -> bool:
-        """Create an object with the annotation from which `kubectl apply` finds what changed. Returns: False if it is there already."""
-        try:
-            kind = self.api.of(one)
-        except ApiError as refused:
-            raise KubectlError(str(refused)) from refused
+    def _create(self, one: Object, path: str) -> None:
+        """Create an object with the annotation from which `kubectl apply` later finds what changed."""
         metadata = one["metadata"]
         annotations = {**metadata.get("annotations", {}), _APPLIED: json.dumps(one)}
-        path = f"{kind.path(metadata.get('namespace') or self.namespace or 'default')}?fieldValidation=Strict"
-        made = self._send("POST", path, {**one, "metadata": {**metadata, "annotations": annotations}}, unless=(HTTPStatus.CONFLICT,))
-        return bool(made)
+        self._send("POST", f"{path}?fieldValidation=Strict", {**one, "metadata": {**metadata, "annotations": annotations}})
+
+    def _path_of(self, one: Object) -> str:
+        """Return the path of the objects of the kind and the namespace of this one."""
+        try:
+            return self.api.of(one).path(one["metadata"].get("namespace") or self.namespace or "default")
+        except ApiError as refused:
+            raise KubectlError(str(refused)) from refused
 
     def apply_kustomization(self, folder: Path) -> None:
         """Apply a folder of deploy/ as it is."""

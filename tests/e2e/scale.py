@@ -178,7 +178,7 @@ def _kube_scheduler(cluster: Cluster, configuration: Mapping[str, Any]) -> Compo
 
 @contextmanager
 def large_cluster(cluster: Cluster, count: int) -> Iterator[Api]:
-    """Have this many nodes inside the block, all ready, and nothing of the product but the kind of its inventories."""
+    """Have this many nodes inside the block, all ready, and of the product only the kind of its inventories."""
     kubectl, api = cluster.kubectl(), Api(cluster.kubeconfig)
     kubectl.run("apply", f"--filename={ROOT}/deploy/daemonset/base/crd-gpunodes.yaml")
     kubectl.wait_until_served("gpunodes.aliquot.dev")

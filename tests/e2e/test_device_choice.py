@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs pods get, on the real kube-scheduler: linked ones together, and none with too little compute left."""
+"""Which GPUs pods get, on the real kube-scheduler: linked ones together, and no GPU with too little compute left."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -47,7 +47,7 @@ WAITS = {
 }
 """What this cluster lacks, in the words of a requesting pod's events: its GPUs are H200, not in MIG mode, without oversubscription."""
 REFUSED_WITHOUT_MIG = {"hami/dynamic_mig_example": "no node offers MIG instances now"}
-"""Examples that choose a MIG profile by its memory: the golden files know profiles, and this cluster has none."""
+"""Examples that choose a MIG profile by its memory: the golden files know profiles, and this cluster has no MIG instance."""
 LESS_THAN_A_CONTEXT = "nvidia/fraction-request-alone"
 """512 MiB; a CUDA context on an H200 takes more. The share is granted, and a program gets the error that it is too small."""
 ALL_SECONDS = 200

@@ -97,7 +97,7 @@ class Outcome:
 
     cases: int
     asked: int
-    """Cases in which the question was asked: some calls of the table no program here needs."""
+    """Cases with that question: some calls of the table no program here needs."""
     taken: int
     """Blocks of memory that a process got although a question failed."""
     refused: int
@@ -395,7 +395,7 @@ class Held:
 
 
 def _fail(case: Case | None) -> None:
-    """Let a question fail from now on, or none."""
+    """Let a question fail from now on. Without a case, the driver works again."""
     recording, nvml = ctypes.CDLL(os.environ["RECORDING"]), os.environ["FAULTS_NVML"]
     if case is None or not case.question.startswith(NVML_PREFIX):
         name = f" {case.question} " if case else ""
@@ -406,7 +406,7 @@ def _fail(case: Case | None) -> None:
 
 
 def _times_asked(case: Case) -> int:
-    """Return how often the question was asked since it began to fail."""
+    """Return the number of such questions since it began to fail."""
     if case.question.startswith(NVML_PREFIX):
         return int(ctypes.CDLL(os.environ["FAULTS_NVML"]).failing_nvml_asked())
     return int(ctypes.CDLL(os.environ["RECORDING"]).recording_asked())

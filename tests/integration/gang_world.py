@@ -84,7 +84,7 @@ TEMPLATES = {
     "t": Template(1, GPU_MIB, 100),
 }
 SLOTS = tuple(f"{name}{number}" for name, template in TEMPLATES.items() for number in range(template.pods))
-"""One pod of a slot lives at a time, beside those that terminate."""
+"""One pod of a slot lives at a time, in addition to those that terminate."""
 IMPORTANT = ("d0", "d1", "t0")
 """All others can end for them, and wherever the pods are that the budget keeps, these fit beside those."""
 
@@ -313,7 +313,7 @@ class World:
         self.seen["preempted by kube-scheduler"] += bool(node)
 
     def proposed_on(self, pod: PodFacts, node: str) -> list[str]:
-        """Return the pods that kube-scheduler would end on a node; none if all of them may stay or their end does not help."""
+        """Return the pods that kube-scheduler would end on a node; no pod if all of them may stay or their end does not help."""
         lower = [other for other in self.pods.values() if other.node_name == node and other.priority < pod.priority]
         lower = sorted(lower, key=lambda other: (-other.priority, other.uid))
         gone = {other.uid for other in lower}

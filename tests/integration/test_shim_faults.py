@@ -105,7 +105,7 @@ def test_no_failed_query_lets_memory_pass(faulty, seed):
 
 
 def test_no_failed_query_to_nvml_lets_memory_pass(faulty):
-    """With NVML the shim measures what a context or code takes. How a process uses the GPU is asked under an SM limit only."""
+    """With NVML the shim measures what a context or code takes. The shim queries how a process uses the GPU under an SM limit only."""
     counting = [case for case in faults.nvml_cases() if case.question not in ("nvmlShutdown", "nvmlDeviceGetProcessUtilization")]
     outcome = faulty.run(faults.some_cases(seed=2, each=6, of=counting))
     assert outcome.findings == ()

@@ -307,7 +307,7 @@ def test_ptx_needs_no_kernel_but_a_version(open_driver, text, result):
 
 
 def test_without_libzstd_any_name_is_a_kernel(build_dir, sim_node, tmp_path):
-    """A library of that name without its functions stands for a missing one."""
+    """A library of that name without its functions acts as a missing one."""
     (tmp_path / "lib").mkdir()
     subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", tmp_path / "lib/libzstd.so.1"], check=True)
     driver = Driver(build_dir, sim_node("t4x2"), tmp_path, libraries=str(tmp_path / "lib"))

@@ -60,7 +60,7 @@ def asking(name: str = "gpu", *, count: int = 1, device_class: str = contract.DR
 
 
 def claim_of(name: str, *requests: Json, results: Sequence[Json] | None = None, reserved_for: Sequence[str] = ()) -> StoredClaim:
-    """Return a claim. Args: results: of its allocation; None while it has none."""
+    """Return a claim. Args: results: of its allocation; None before its allocation."""
     status: Json = {"reservedFor": [{"resource": "pods", "name": uid, "uid": uid} for uid in reserved_for]}
     if results is not None:
         status["allocation"] = {"devices": {"results": list(results)}}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A waiting agent asks the working one for its place, and after that the old pod does not ask again."""
+"""A waiting agent asks the working one for its place, and after that the old pod does not repeat it."""
 
 import errno
 import fcntl

@@ -7,7 +7,7 @@ from tests.unit.agent.fakes import until
 
 
 class FakeHeld:
-    """Remembers what it was asked to hold."""
+    """Remembers what it has to hold."""
 
     def __init__(self) -> None:
         self.asked: list[dict[Path, bool]] = []

@@ -40,7 +40,7 @@ class Calls:
         self._synced: set[int] = set()
         """Inodes with their content on disk."""
         self.on_disk: frozenset[str] = frozenset()
-        """Grant ids of rows whose name and content are on disk."""
+        """Grant ids of rows with name and content on disk."""
         self._fsync = os.fsync
         monkeypatch.setattr(os, "fsync", self._step("fsync", self._sync))
         for owner, name in ((os, "open"), (os, "write"), (os, "ftruncate"), (os, "replace"), (os, "mkdir"), (os, "unlink")):

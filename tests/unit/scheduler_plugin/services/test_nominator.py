@@ -250,3 +250,17 @@ async def test_loop_nominates_when_it_is_woken():
     assert [uid for uid, _ in scene.api.written] == uids[FIRST:]
     task.cancel()
     assert cast(Any, await asyncio.gather(task, return_exceptions=True))
+
+
+async def test_loop_nominates_when_nodes_come_after_the_queue():
+    scene = Scene(nodes=0)
+    task = asyncio.create_task(scene.nominator.run())
+    uids = [scene.comes(f"p{number:02}").uid for number in range(FIRST + 1)]
+    await asyncio.sleep(0)
+    for number in range(FIRST + 1):
+        scene.state.set_gpu_node(make_node(f"n{number:02}", 1))
+    async with asyncio.timeout(20):
+        await scene.api.called.wait()
+    assert [uid for uid, _ in scene.api.written] == uids[FIRST:]
+    task.cancel()
+    assert cast(Any, await asyncio.gather(task, return_exceptions=True))

@@ -640,7 +640,7 @@ async def test_gang_on_several_nodes_ends_whole_for_one_pod():
 
 
 def with_budget() -> tuple[Scene, Budget]:
-    """Pods of which a budget lets one end."""
+    """Pods with a budget that lets one of them end."""
     scene, budget = Scene("n1", "n2"), Budget("team", "b", tuple(exactly({"covered": "yes"})), 1)
     for pod in list(scene.state.pods.values()):
         scene.state.set_pod(replace(pod, priority=0, labels=(("covered", "yes"),)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods of every vocabulary become pods with claims, or are refused with a sentence; none keeps an amount that no node offers."""
+"""Pods of every vocabulary become pods with claims, or are refused with a sentence; no pod keeps an amount that no node offers."""
 
 import asyncio
 import base64

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seats for all pods of a workload, or none; and their text form."""
+"""Seats for all pods of a workload, or for no pod; and their text form."""
 
 from dataclasses import replace
 from typing import Any
