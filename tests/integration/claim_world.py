@@ -71,7 +71,7 @@ class ClaimWorld:
         mine = self.replica
         self.state = ClusterState()
         self.context = make_context(self.state, monotonic=lambda: self.now, now=lambda: self.now)
-        self.planned, self.directory = PlannedPods(), NodeDirectory()
+        self.planned, self.directory = PlannedPods(self.context.planned), NodeDirectory()
         self.watch = ClaimWatch(self.context.claims)
         evictions = Evictions(self, self, self.context, Telemetry(), lambda _: None)
         leads = Leads(lambda: self.replica == mine, lambda: self.replica == mine)
