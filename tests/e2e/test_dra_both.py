@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,7 +79,7 @@ def test_important_pod_of_either_kind_gets_room_of_the_other(kubectl: Kubectl, s
     assert running(kubectl) == {second[-1]["metadata"]["name"]}
 
 
-def with_claim(name: str, memory: str, gpu: str, **more: str) -> list[Object]:
+def with_claim(name: str, memory: str, gpu: str, **more: Any) -> list[Object]:
     """A claim for a part of one GPU, and its pod."""
     asked = request(memory=memory)
     asked["exactly"]["selectors"] = [{"cel": {"expression": f"device.attributes['{contract.DRA_DRIVER}'].uuid == '{gpu}'"}}]
