@@ -52,8 +52,8 @@ class Settings:
     allocation: Annotated[
         Allocation,
         Row(
-            "how pods get GPUs of this node: by resources of the device plugin (plugin), by ResourceClaims (dra), or by ResourceClaims "
-            "that only Aliquot's scheduler allocates (planned)"
+            "how pods get GPUs of this node: by resources of the device plugin (plugin), by ResourceClaims (dra), by ResourceClaims "
+            "that only Aliquot's scheduler allocates (planned), or by resources and such claims on the same GPUs (both)"
         ),
     ] = Allocation.PLUGIN
     dra_admin_access: Annotated[
@@ -203,8 +203,9 @@ class Settings:
         values = TABLE.read(argv, environ)
         settings = cls(**{**values, "feature_gates": with_components(values.get("feature_gates", ""), environ)})
         settings._check_gates()
+        settings._check_profiles()
         split_address("metricsAddress", settings.metrics_address)
-        _ = settings.health_rules, settings.profiles_gib
+        _ = settings.health_rules
         return settings
 
     @property
@@ -227,6 +228,15 @@ class Settings:
         for is_set, key, gate in needed:
             if is_set and (closed := gates.closed(gate)):
                 raise SettingsError(f"{key} is set, but {closed}")
+
+    def _check_profiles(self) -> None:
+        """Refuse fixed shares where containers with device IDs use the same GPUs. Raises SettingsError.
+
+        Such a container draws on the counters of its GPU, as all shares of stated amounts do. Beside a fixed share that is beyond the
+        total, and kube-scheduler's search then takes no device of the node at all.
+        """
+        if self.profiles_gib and self.allocation is Allocation.BOTH:
+            raise SettingsError("draProfiles is set, but allocation: both offers no fixed shares: remove draProfiles, or set planned")
 
     @property
     def device_plugin_dir(self) -> Path:

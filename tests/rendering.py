@@ -20,7 +20,7 @@ EXAMPLES = DEPLOY / "examples"
 NAMESPACE = "aliquot-system"
 
 Object = dict[str, Any]
-_NEEDED = {"dra-planned": ("dra",)}
+_NEEDED = {"dra-planned": ("dra",), "dra-both": ("dra", "dra-planned")}
 """Components that others change, before them."""
 
 

@@ -17,7 +17,7 @@ from agent.core.inventory import DeviceInventory
 from agent.core.rows import RowFormat
 from aliquot import contract
 from aliquot.contract import units
-from aliquot.contract.model import DeviceShare, Isolation, Preferences
+from aliquot.contract.model import Allocation, DeviceShare, Isolation, Preferences
 from aliquot.placement.choose import with_shares
 from aliquot.placement.device import DeviceState
 
@@ -206,13 +206,17 @@ class Ledger:
         )
 
 
-def claims_trouble(ledger: Ledger) -> str:
-    """Return why device IDs cannot be offered yet; empty when they can. A node gives out its GPUs by one interface at a time."""
+def claims_trouble(ledger: Ledger, allocation: Allocation) -> str:
+    """Return why device IDs cannot be offered yet; empty when no claim is left from an interface that the node serves no more."""
     claims = {grant.owner_uid for grant in ledger.with_claims}
-    return f"allocation: plugin waits until the last of {len(claims)} prepared ResourceClaims of this node has ended" if claims else ""
+    if allocation.by_claims or not claims:
+        return ""
+    return f"allocation: {allocation} waits until the last of {len(claims)} prepared ResourceClaims of this node has ended"
 
 
-def ids_trouble(ledger: Ledger) -> str:
-    """Return why no device can be offered to claims yet; empty when they can."""
+def ids_trouble(ledger: Ledger, allocation: Allocation) -> str:
+    """Return why no device can be offered to claims yet; empty when no container has IDs that the node serves no more."""
     containers = len(ledger.with_ids)
-    return f"allocation: dra waits until the last of {containers} containers with device IDs has ended" if containers else ""
+    if allocation.by_ids or not containers:
+        return ""
+    return f"allocation: {allocation} waits until the last of {containers} containers with device IDs has ended"

@@ -13,6 +13,7 @@ from agent.core.identity import Holder, device_uuid_of
 from agent.core.inventory import DeviceInventory
 from agent.core.ledger import Grant, Ledger
 from agent.core.mig import single_profile
+from agent.core.owners import users_in
 from agent.core.refusal import Reason, Refusal
 from aliquot import contract
 from aliquot.contract import codec, units
@@ -81,6 +82,8 @@ def plan_grant(ask: GrantRequest, node: Node) -> Planned | Refusal:
     if isinstance(parsed, Refusal):
         return parsed
     request, preferences = parsed
+    if (twice := _claim_trouble(ask, node.ledger)) is not None:
+        return twice
     superseded = _superseded(ask, node)
     if isinstance(superseded, Refusal):
         return superseded
@@ -101,6 +104,18 @@ def plan_grant(ask: GrantRequest, node: Node) -> Planned | Refusal:
         isolation=backend_of(request, preferences),
     )
     return Planned(grant, superseded, preferences)
+
+
+def _claim_trouble(ask: GrantRequest, ledger: Ledger) -> Refusal | None:
+    """Return a refusal if the container uses a claim too: it has one limits file, so the other GPUs would have no limit."""
+    used = [grant.claim for grant in ledger.with_claims if ask.holder.container in users_in(grant, ask.pod)]
+    named = [f"request {claim.request} of claim {claim.name}" for claim in used if claim is not None]
+    if not named:
+        return None
+    return Refusal(
+        Reason.REQUEST_INVALID,
+        f"container {ask.holder} uses {named[0]} and requests {ask.resource}. A container can use one: remove the claim or the resource",
+    )
 
 
 def _request(ask: GrantRequest, node: Node) -> tuple[ContainerRequest, Preferences] | Refusal:

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from agent.core.backends import Abilities, Offer, offer_of
 from agent.core.inventory import AdvertisedDevice
+from agent.core.ledger import claims_trouble
 from agent.core.mig import offered_devices, strategy_trouble
 from agent.services.changes import Changes
 from agent.services.driver_watch import DriverWatch
 from agent.services.grant_manager import GrantManager
+from aliquot.contract.model import Allocation
 
 
 class Offering:
@@ -22,28 +24,28 @@ class Offering:
         manager: GrantManager,
         shares_per_gpu: int,
         abilities: Callable[[], Abilities],
-        *,
-        by_ids: bool = True,
+        allocation: Allocation = Allocation.PLUGIN,
     ) -> None:
-        """Args: by_ids: whether new containers may get device IDs, and not only claims."""
         self._watch = watch
         self._manager = manager
         self._shares_per_gpu = shares_per_gpu
         self._abilities = abilities
-        self._by_ids = by_ids
+        self._allocation = allocation
         self.changes = Changes()
 
     def devices(self) -> Mapping[str, tuple[AdvertisedDevice, ...]]:
         """Return the IDs by resource.
 
-        Where only claims give out GPUs, the IDs stay, as unhealthy ones, until the last container with such IDs has ended: kubelet calls
+        Where no new container may get IDs, they stay, as unhealthy ones, until the last container with such IDs has ended: kubelet calls
         the plugin again when that container restarts.
         """
-        ledger = self._manager.ledger
-        if not self._by_ids and not ledger.with_ids:
+        ledger, by_ids = self._manager.ledger, self._allocation.by_ids
+        if not by_ids and not ledger.with_ids:
             return {}
         offered = offered_devices(self._watch.inventory, ledger, self._shares_per_gpu, self._abilities().mig_strategy)
-        return offered if self._by_ids else {name: tuple(replace(one, healthy=False) for one in ids) for name, ids in offered.items()}
+        if by_ids and not claims_trouble(ledger, self._allocation):
+            return offered
+        return {name: tuple(replace(one, healthy=False) for one in ids) for name, ids in offered.items()}
 
     def backends(self) -> Offer:
         """Return the enforcement backends that pods may request."""

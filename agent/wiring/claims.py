@@ -21,7 +21,6 @@ from agent.settings import LostGpuPolicy, Settings
 from agent.wiring.driver import Driver
 from agent.wiring.grants import Grants
 from agent.wiring.setup import Setup
-from aliquot.contract.model import Allocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,8 @@ def build_claims(setup: Setup, driver: Driver, grants: Grants, front: DriverFron
     cache = SliceCache()
 
     def withheld() -> str:
-        return ids_trouble(state.manager.ledger) if settings.allocation.by_claims else "allocation: plugin"
+        allocation = settings.allocation
+        return ids_trouble(state.manager.ledger, allocation) if allocation.by_claims else f"allocation: {allocation}"
 
     target = SliceTarget(node_name, offer, api=api, state=state, cache=cache, withheld=withheld)
     changes = [cache.changes, front.registrar.changes]
@@ -76,5 +76,5 @@ def build_claims(setup: Setup, driver: Driver, grants: Grants, front: DriverFron
 
 def _offer(settings: Settings) -> Offer:
     evicts, mig = settings.lost_gpu_policy is LostGpuPolicy.EVICT, settings.mig_strategy is not MigStrategy.NONE
-    planned = settings.allocation is Allocation.PLANNED
+    planned = settings.allocation.is_planned
     return Offer(settings.shares_per_gpu, evicts_from_lost=evicts, profiles_gib=settings.profiles_gib, mig=mig, planned=planned)

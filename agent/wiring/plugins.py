@@ -15,7 +15,6 @@ from agent.wiring.driver import Driver
 from agent.wiring.grants import Grants
 from agent.wiring.kubelet import Kubelet
 from agent.wiring.setup import Setup
-from aliquot.contract.model import Allocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +28,19 @@ class Plugins:
 def build_plugins(setup: Setup, driver: Driver, kubelet: Kubelet, grants: Grants) -> Plugins:
     """Build the group."""
     settings, clock, telemetry, state = setup.settings, setup.clock, setup.telemetry, driver.state
-    by_ids = settings.allocation is Allocation.PLUGIN
-    offering = Offering(driver.watch, state.manager, settings.shares_per_gpu, lambda: grants.backends.abilities, by_ids=by_ids)
+    allocation = settings.allocation
+    offering = Offering(driver.watch, state.manager, settings.shares_per_gpu, lambda: grants.backends.abilities, allocation)
     pending = PendingPods(
         settings.shares_per_gpu, setup.local_policy, state=state, checkpoint=kubelet.checkpoint, injection=grants.injection
     )
 
     services = PluginServices(kubelet.admissions, grants.allocator, grants.injection, pending)
+
+    def held_back() -> str:
+        ledger = state.manager.ledger
+        # kubelet calls the plugin when a container with IDs restarts, so with such containers it is registered in any case
+        return grants.injection.trouble or ("" if ledger.with_ids else claims_trouble(ledger, allocation))
+
     directory = KubeletDirectory(settings.device_plugin_dir, kubelet.admissions)
     registrar = Registrar(
         PluginDirectory(directory, f"{os.getpid():x}-{time.time_ns() // 1_000_000:x}"),
@@ -44,6 +49,6 @@ def build_plugins(setup: Setup, driver: Driver, kubelet: Kubelet, grants: Grants
         pods=state.pods,
         telemetry=telemetry,
         clock=clock,
-        held_back=lambda: grants.injection.trouble or (claims_trouble(state.manager.ledger) if by_ids else ""),
+        held_back=held_back,
     )
     return Plugins(offering, registrar)

@@ -18,7 +18,6 @@ from agent.services.use_reporter import LOOKS_PER_SAMPLE, UseReporter
 from agent.wiring.parts import Parts
 from aliquot import contract
 from aliquot.contract.features import Gate
-from aliquot.contract.model import Allocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ def _publisher(parts: Parts, idle: IdleWatch, uses: UseReporter | None) -> NodeP
     setup, settings, api, state = parts.setup, parts.setup.settings, parts.cluster.api, parts.driver.state
     targets: list[Target] = []
     if settings.publish_node_capacity:
-        targets.append(CapacityTarget(setup.node_name, api=api, state=state, offered=settings.allocation is Allocation.PLUGIN))
+        targets.append(CapacityTarget(setup.node_name, api=api, state=state, offered=settings.allocation.by_ids))
     if settings.publish_node_condition:
         targets.append(ConditionTarget(setup.node_name, api=api, state=state))
     if settings.publish_gpu_node:

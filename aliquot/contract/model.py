@@ -23,18 +23,30 @@ class Policy(StrEnum):
 
 
 class Allocation(StrEnum):
-    """Which of kubelet's two interfaces gives out a node's GPUs, and who allocates them."""
+    """Which of kubelet's two interfaces give out a node's GPUs, and who allocates them."""
 
     PLUGIN = "plugin"
     DRA = "dra"
     """By ResourceClaims, which kube-scheduler allocates."""
     PLANNED = "planned"
     """By ResourceClaims, which Aliquot's scheduler allocates."""
+    BOTH = "both"
+    """By both interfaces on the same GPUs. Aliquot's scheduler allocates them all."""
 
     @property
     def by_claims(self) -> bool:
         """Whether pods get GPUs by ResourceClaims."""
         return self is not Allocation.PLUGIN
+
+    @property
+    def by_ids(self) -> bool:
+        """Whether pods get GPUs by device IDs of the device plugin."""
+        return self in (Allocation.PLUGIN, Allocation.BOTH)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether Aliquot's scheduler, and no other, allocates ResourceClaims."""
+        return self in (Allocation.PLANNED, Allocation.BOTH)
 
 
 class NumaMode(StrEnum):

@@ -4,7 +4,8 @@
 So all other decisions see these devices as taken: what is promised, free and fragmented does not depend on how a pod asked for it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,8 @@ from scheduler_plugin.core.claims.first_fit import Amounts, DeviceKey
 from scheduler_plugin.core.claims.planned import CORES, MEMORY
 from scheduler_plugin.core.claims.pools import Pools, node_of
 from scheduler_plugin.core.claims.stored import ClaimKey, StoredClaim
-from scheduler_plugin.core.cluster.hold_uids import claim_uid
-from scheduler_plugin.core.cluster.pods import Use
+from scheduler_plugin.core.cluster.hold_uids import claim_uid, is_of_claim
+from scheduler_plugin.core.cluster.pods import Footprint, PodFacts, Use
 from scheduler_plugin.core.cluster.state import ClusterState, Reservation, Stage
 from scheduler_plugin.core.score.cost import HostDemand
 
@@ -27,6 +28,8 @@ class ClaimHolds:
         self._pools = pools
         self._unheld: dict[ClaimKey, StoredClaim] = {}
         """Allocated claims with a device of unknown GPU."""
+        self._users: dict[str, tuple[str, ...]] = {}
+        """UIDs of the pods that use an allocated claim, by the UID of its reservation."""
 
     def set_claim(self, claim: StoredClaim) -> None:
         """Store a new or changed claim. The watch may show a state from before our own write."""
@@ -40,8 +43,10 @@ class ClaimHolds:
             self._release(claim)
         elif before is None or before.parts != claim.parts:
             self._hold(claim)
-        for uid in claim.reserved_for if claim.parts is not None else ():
-            self._settle(uid)
+        if claim.parts is not None:
+            self._users[claim_uid(claim.uid)] = claim.reserved_for
+            for uid in claim.reserved_for:
+                self._settle(uid)
 
     def drop_claim(self, claim: StoredClaim) -> None:
         """Forget a claim, and free its devices."""
@@ -86,6 +91,29 @@ class ClaimHolds:
         memory_mib = whole_mib if memory is None else int(memory) // units.MIB
         return origin.counted_as, Use(memory_mib, int(cores or 0) if states_cores else 0, 1, int(not states_cores))
 
+    def claims_without(self, ended: AbstractSet[str]) -> frozenset[str]:
+        """Return the UIDs of the allocated claims whose users all end, or are gone already. Args: ended: UIDs of pods."""
+        pods = self._state.pods
+        allocated = (claim for claim in self._pools.claims.values() if claim.parts is not None)
+        return frozenset(claim.uid for claim in allocated if all(uid in ended or uid not in pods for uid in claim.reserved_for))
+
+    def freed_on(self, node: str, ended: AbstractSet[str]) -> Sequence[str]:
+        """Return the UIDs of the claims' reservations on a node that end with these pods, or have only users that are gone already."""
+        pods, users = self._state.pods, self._users
+        if not users:
+            return ()
+        claims = filter(is_of_claim, self._state.footprints_on(node))
+        return [claim for claim in claims if all(uid in ended or uid not in pods for uid in users.get(claim, ()))]
+
+    def footprint_of(self, pod: PodFacts) -> Footprint:
+        """Return what becomes free of devices when a pod on a node ends, by the claims that only it uses too."""
+        found = dict(self._state.footprint_of(pod.uid))
+        claims = (self._pools.claims.get((pod.namespace, name)) for name in pod.claims)
+        for claim in [claim for claim in claims if claim is not None and set(claim.reserved_for) == {pod.uid}]:
+            for name, use in self._state.footprint_of(claim_uid(claim.uid)).items():
+                add_use(found, name, use)
+        return found
+
     def _hold(self, claim: StoredClaim) -> None:
         """Count a claim's devices on the node that has them."""
         self._unheld.pop(claim.key, None)
@@ -104,6 +132,7 @@ class ClaimHolds:
 
     def _release(self, claim: StoredClaim) -> None:
         self._unheld.pop(claim.key, None)
+        self._users.pop(claim_uid(claim.uid), None)
         self._state.release(claim_uid(claim.uid))
 
     def _memory_mib(self, node: str, uuid: str) -> int:
@@ -112,15 +141,18 @@ class ClaimHolds:
         return next((entry.device.memory_bytes // units.MIB for entry in entries if entry.device.uuid == uuid), 0)
 
     def _settle(self, pod_uid: str) -> None:
-        """Leave the devices of a pod to its claims, now that these are allocated."""
+        """Leave the devices of a pod to its claims, once all of them are allocated. Until then no other pod may get them."""
         known, pod = self._state.reservations.get(pod_uid), self._state.pods.get(pod_uid)
-        if known is not None and known.footprint and pod is not None and pod.gpu is None:
+        if known is None or not known.footprint or pod is None or pod.gpu is not None:
+            return
+        found = [self._pools.claims.get((pod.namespace, name)) for name in pod.claims]
+        if all(claim is not None and claim.parts is not None for claim in found):
             self._state.reserve(replace(known, footprint={}))
 
 
 def add_use(uses: dict[str, Use], uuid: str, use: Use) -> None:
     """Add what a request has of a device to what others have."""
-    uses[uuid] = Use(*map(sum, zip(uses.get(uuid, Use()), use, strict=True)))
+    uses[uuid] = uses.get(uuid, Use()).and_also(use)
 
 
 def _states_cores(spec: Mapping[str, Any], request: str) -> bool:

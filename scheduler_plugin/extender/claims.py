@@ -120,6 +120,7 @@ class ClaimVerdicts:
         self.holds = ClaimHolds(state, self.pools)
         self.pools.on_node = self._touch
         self.pools.is_expected = lambda uid: uid in state.reservations
+        self.pools.footprints_on = state.footprints_on
         self.is_current = False
         """Whether slices, classes and claims are known and followed."""
         self.refused: dict[str, Refusal] = {}

@@ -3,6 +3,7 @@
 
 from dataclasses import dataclass, field
 
+from scheduler_plugin.core.claims.planned import PlannedPod
 from scheduler_plugin.core.cluster.budgets import Budgets
 from scheduler_plugin.core.cluster.decisions import Decisions
 from scheduler_plugin.core.cluster.journal import Rules
@@ -57,6 +58,8 @@ class ExtenderContext:
     budgets: Budgets
     idle: set[str] = field(default_factory=set)
     """UIDs of the bound pods that give way because they do not use their GPUs. ``services.idle_pods`` keeps it up to date."""
+    planned: dict[str, PlannedPod] = field(default_factory=dict)
+    """The pods with claims that are allocated here, by UID. ``services.planned_pods`` keeps it up to date."""
 
     @classmethod
     def create(
@@ -95,6 +98,11 @@ class ExtenderContext:
         if pod.uid in self.idle:
             return pod.priority <= other.priority or not pod.controller_uid
         return pod.priority < other.priority
+
+    def annotated(self, pod: PodFacts) -> PodFacts:
+        """Return a pod with its annotations and times, also one that asks for GPUs by claims only."""
+        planned = self.planned.get(pod.uid)
+        return pod if planned is None or pod.gpu is not None else planned.facts
 
     def cost_of(self, pod: PodFacts) -> int:
         """Return the priority by which pods that may end are compared: idle ones end first."""

@@ -34,6 +34,7 @@ from scheduler_plugin.extender.preempt import (
     ending_cost,
     members_with,
     not_evictable,
+    without,
 )
 
 MAX_NODES: Final = 64
@@ -91,13 +92,13 @@ class _Search:
     def fits(self, ended: frozenset[str]) -> bool:
         """Whether the gang can start once these pods have ended."""
         planner = self._context.gangs.planner
-        with planner.trying(self._members), self._context.state.without_all([*ended, *self._ending]):
+        with planner.trying(self._members), without(self._context, [*ended, *self._ending]):
             return planner.reserve_all(self._members, self._nodes, inf) and self._hosts_have_room()
 
     def plan(self, ended: frozenset[str]) -> EvictionPlan | None:
         """Return the plan to end these pods, with the node that the first member gets."""
         planner, cost = self._context.gangs.planner, ending_cost(self._context, (), ended)
-        with planner.trying(self._members), self._context.state.without_all([*ended, *self._ending]):
+        with planner.trying(self._members), without(self._context, [*ended, *self._ending]):
             if cost[0] or not planner.reserve_all(self._members, self._nodes, inf):
                 return None
             node = self._context.state.reservations[self._members[0].uid].node
@@ -175,7 +176,7 @@ class _Search:
         self._cheapest = {key: more for key, more in self._cheapest.items() if key[1] not in nodes}
 
     def _expect(self, member: PodFacts, allowed: Collection[str], ended: frozenset[str]) -> bool:
-        with self._context.state.without_all([*ended, *self._ending]):
+        with without(self._context, [*ended, *self._ending]):
             return self._context.gangs.planner.expect(member, allowed, inf)
 
     def _evictable_by_node(self) -> dict[str, list[PodFacts]]:

@@ -180,21 +180,15 @@ class ClaimPlacer:
               among: the only nodes to use; None for all.
         """
         planner, state = self._context.gangs.planner, self._context.state
-        gone = frozenset() if ended is None else self.claims_without(ended)
-        members = [want.shares for want in wants]
-        with state.without_all([*(ended or ()), *map(claim_uid, gone)]), planner.trying(members):
+        claims = frozenset[str]() if ended is None else self._context.claims.holds.claims_without(ended)
+        gone, members = claims | (ended or frozenset()), [want.shares for want in wants]
+        with state.without_all([*(ended or ()), *map(claim_uid, claims)]), planner.trying(members):
             for ranks in planner.rankings(members, frozenset[str]().union(*(want.nodes for want in wants))):
                 if found := self._placed(wants, gone, among, ranks):
                     return found
                 for member in members:
                     state.release(member.uid)
         return []
-
-    def claims_without(self, ended: AbstractSet[str]) -> frozenset[str]:
-        """Return the UIDs of the allocated claims whose users all end, or are gone already."""
-        pods = self._context.state.pods
-        allocated = (claim for claim in self._pools.claims.values() if claim.parts is not None)
-        return frozenset(claim.uid for claim in allocated if all(uid in ended or uid not in pods for uid in claim.reserved_for))
 
     def _placed(self, wants: Sequence[Want], gone: AbstractSet[str], among: Collection[str] | None, ranks: Ranks | None) -> list[Placement]:
         found: list[Placement] = []
@@ -238,12 +232,13 @@ class ClaimPlacer:
         return demand.cpu_milli <= cpu and demand.ram_mib <= int(columns.ram_mib[row]) - int(columns.ram_used_mib[row])
 
     def _on(self, want: Want, node: str, gone: AbstractSet[str], others: Sequence[Placement]) -> Placement | None:
-        """Search a node for the devices of a pod."""
+        """Search a node for the devices of a pod. Args: gone: UIDs of claims and pods that do not count. others: they count by these."""
         reservation = self._context.state.reservations.get(want.shares.uid)
+        placing = {want.shares.uid, *(other.pod.uid for other in others)}
         proposed = () if reservation is None else tuple(reservation.footprint)
         besides = [one for other in others if other.node == node for taken in other.taken for one in taken]
         try:
-            found = self._pools.allocate(node, want.claims, proposed, gone, besides)
+            found = self._pools.allocate(node, want.claims, proposed, gone | placing, besides)
         except (ContractError, SearchTooLongError):
             return None
         return None if found is None else Placement(want, node, tuple(map(tuple, found)))

@@ -2,7 +2,7 @@
 """Chooses the pods that are evicted for pods with planned claims, by the rules of ``extender.preempt``.
 
 Less important pods that ran for their minimum may end. A gang keeps its minimum of members or ends whole, on whatever nodes they are. No
-disruption budget is exceeded. Only pods with planned claims are chosen.
+disruption budget is exceeded. Only pods with planned claims, and pods with vGPUs on nodes that plan claims, are chosen.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -47,7 +47,14 @@ class Victims:
 
     def ending(self, now: float) -> frozenset[str]:
         """Return the UIDs of the pods that end already. Args: now: in seconds since 1970."""
-        return frozenset(uid for uid, pod in self._pods.items() if pod.facts.is_ending(now) or uid in self._evicted)
+        return frozenset(uid for uid, pod in self._facts().items() if pod.is_ending(now) or uid in self._evicted)
+
+    def _facts(self) -> Mapping[str, PodFacts]:
+        """Return the pods that may hold devices for claims, by UID."""
+        state = self._context.state
+        nodes = [name for name in self._context.claims.pools.planned_nodes if (gpu := state.gpu_node(name)) and gpu.allocation.by_ids]
+        with_ids = {pod.uid: pod for node in nodes for pod in state.pods_on(node) if pod.gpu is not None}
+        return with_ids | {uid: pod.facts for uid, pod in self._pods.items()}
 
     def choose(self, wants: Sequence[Want], ending: AbstractSet[str], spared: Collection[str], now: float) -> Sequence[PodFacts]:
         """Return the pods to evict so that all wants have a place; empty if there is no such set.
@@ -66,7 +73,7 @@ class Victims:
         """Return the less important pods that may end, by UID; of the gang of the wants no member may."""
         priority, own = min(want.pod.facts.priority for want in wants), _gang_key(wants[0].pod.facts)
         members = {pod.uid for pod in self._running(own)} if own is not None else ()
-        running = [pod.facts for uid, pod in self._pods.items() if uid not in spared and uid not in members and _runs(pod.facts)]
+        running = [pod for uid, pod in self._facts().items() if uid not in spared and uid not in members and _runs(pod)]
         return {pod.uid: pod for pod in running if pod.priority < priority and may_end_from(pod) <= now}
 
     def _around(self, may_end: Mapping[str, PodFacts], node: str) -> Mapping[str, PodFacts]:
@@ -108,8 +115,9 @@ class Victims:
             yield Band(here, max(0, len(running) - _minimum(running)), len(here) == len(running))
 
     def _running(self, key: tuple[str, str] | None) -> Sequence[PodFacts]:
-        facts = (pod.facts for pod in self._pods.values())
-        return [pod for pod in facts if _runs(pod) and pod.uid not in self._evicted and _gang_key(pod) == key]
+        members = {} if key is None else {pod.uid: pod for pod in self._context.state.gang_members(key)}
+        members |= {uid: pod.facts for uid, pod in self._pods.items()}
+        return [pod for pod in members.values() if _runs(pod) and pod.uid not in self._evicted and _gang_key(pod) == key]
 
     def _victim(self, pod: PodFacts) -> Victim:
         running = self._running(key) if (key := _gang_key(pod)) is not None else ()

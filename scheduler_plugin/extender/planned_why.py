@@ -16,8 +16,8 @@ from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.extender.planned import ClaimPlacer, Want
 
 _NO_NODE: Final = (
-    "no node offers GPUs for planned claims: set the agents' allocation to planned (component dra-planned), or recreate the pod with the "
-    f"label {contract.LABEL_ALLOCATION}: dra"
+    "no node offers GPUs for planned claims: set the agents' allocation to planned (component dra-planned) or both (dra-both), or recreate "
+    f"the pod with the label {contract.LABEL_ALLOCATION}: dra"
 )
 _NO_LABEL: Final = f"it lacks the label {contract.LABEL_ALLOCATION}: planned, by which the scheduler finds it: add the label"
 _PAUSED: Final = "a write of its claims or its gate was refused, and is tried again: the log of the scheduler's leader says why"

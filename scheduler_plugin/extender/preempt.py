@@ -17,6 +17,7 @@ start once these pods have ended. This verb frees one node; our own evictions ca
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -71,7 +72,7 @@ class MayEnd:
 
     def evictable(self, context: ExtenderContext, node: str, preemptor: PodFacts) -> list[PodFacts]:
         """Return the pods that may end for room on a node."""
-        here = list(context.state.pods_on(node))
+        here = [pod for pod in map(context.annotated, context.state.pods_on(node)) if not _is_planned_member(pod, context)]
         mates = self._mates(context, here, node) if self.elsewhere else ()
         now = context.clock.now()
         others = [pod for pod in (*here, *mates) if context.is_less_important(pod, preemptor) and pod.uid != preemptor.uid]
@@ -249,7 +250,7 @@ def reserve_room(context: ExtenderContext, pod: PodFacts, node: str, ended: Iter
     if is_placed(context.state, pod):
         return False
     members = members_with(context, pod)
-    with context.state.without_all([*ended, *ending_already(context, node)]):
+    with without(context, [*ended, *ending_already(context, node)], node):
         return bool(members) and context.gangs.planner.reserve_all(members, (node,), expires_at)
 
 
@@ -285,7 +286,7 @@ def _others_end_for(context: ExtenderContext, members: Sequence[PodFacts]) -> bo
     if not ending or len(members) == 1:
         return bool(ending) and all_reserved
     planner = context.gangs.planner
-    with planner.trying(members), context.state.without_all(ending):
+    with planner.trying(members), without(context, ending, *nodes):
         return all(planner.expect(member, None, inf) for member in members)
 
 
@@ -461,7 +462,7 @@ def _victims_for_gang(
 
 def _expect(context: ExtenderContext, pod: PodFacts, node: str, ending: frozenset[str], allowed: Collection[str] | None) -> bool:
     """Reserve a place for a member on one of the allowed nodes, as if pods of a node had ended; return whether there is one."""
-    with context.state.without_all([*ending, *ending_already(context, node)]):
+    with without(context, [*ending, *ending_already(context, node)], node):
         return context.gangs.planner.expect(pod, allowed, inf)
 
 
@@ -474,7 +475,7 @@ def added_victims(context: ExtenderContext, pod: PodFacts, node: str, chosen: fr
     ending = ending_on(state, chosen, evictable, pod)
     if ending is None:
         return None
-    with state.without_all([pod.uid, *chosen, *ending_already(context, node)]):
+    with without(context, [pod.uid, *chosen, *ending_already(context, node)], node):
         states = state.device_states(node)
     candidates = candidates_of(context, evictable, {uid for band in ending.bands for uid in band.members})
     policy = request.preferences.policy or context.verdicts.default_policy
@@ -484,7 +485,7 @@ def added_victims(context: ExtenderContext, pod: PodFacts, node: str, chosen: fr
 
 def candidates_of(context: ExtenderContext, evictable: Iterable[PodFacts], in_gangs: Collection[str]) -> tuple[Victim, ...]:
     """Return the pods that may end: those that hold a part of a GPU, and members of gangs that end as a whole."""
-    return tuple(_victim(context, other) for other in evictable if context.state.footprint_of(other.uid) or other.uid in in_gangs)
+    return tuple(_victim(context, other) for other in evictable if context.claims.holds.footprint_of(other) or other.uid in in_gangs)
 
 
 def _important_first(context: ExtenderContext, uids: Iterable[str]) -> list[str]:
@@ -505,12 +506,24 @@ def allowed_after(context: ExtenderContext, chosen: Iterable[str], victims: Iter
 
 
 def _victim(context: ExtenderContext, pod: PodFacts) -> Victim:
-    footprint, budgets = context.state.footprint_of(pod.uid), context.budgets.covering(pod)
+    footprint, budgets = context.claims.holds.footprint_of(pod), context.budgets.covering(pod)
     return Victim(pod.uid, context.cost_of(pod), footprint, budgets, is_extra(context.state, pod))
 
 
 def _known(context: ExtenderContext, uids: Iterable[str]) -> list[PodFacts]:
-    return [pod for uid in uids if (pod := context.state.pods.get(uid)) is not None]
+    return [context.annotated(pod) for uid in uids if (pod := context.state.pods.get(uid)) is not None]
+
+
+def without(context: ExtenderContext, uids: Iterable[str], *nodes: str) -> AbstractContextManager[None]:
+    """Do not count pods inside the block, nor the claims that end with them. Args: nodes: on which claims without a user do not count."""
+    gone, pods = set(uids), context.state.pods
+    looked = {*nodes, *(pods[uid].node_name for uid in gone if uid in pods)}
+    return context.state.without_all([*gone, *(claim for node in looked for claim in context.claims.holds.freed_on(node, gone))])
+
+
+def _is_planned_member(pod: PodFacts, context: ExtenderContext) -> bool:
+    """Whether a pod is in a gang that is known here by its claims only, so that it is unknown how many of its members run."""
+    return pod.uid in context.planned and gang_of_pod(pod) is not None
 
 
 def ending_already(context: ExtenderContext, node: str) -> list[str]:

@@ -328,11 +328,12 @@ class ClaimPlanner:
             ids = [str(uuid.uuid4()) for _ in taken]
             at = timestamp(self._context.clock.now())
             allocation = allocation_of(claim.spec, taken, self._context.claims.pools.classes, placement.node, ids, at)
-            protected = claim if FINALIZER in claim.finalizers else await self._settled(claim, self._api.protect)
+            keeps = partial(self._keeps_room, placement)
+            protected = claim if FINALIZER in claim.finalizers else await self._settled(claim, self._api.protect, keeps)
             if protected is None:
                 return False
             write = partial(self._api.allocate, allocation=allocation, pod=want.pod.facts)
-            if await self._settled(protected, write) is None:
+            if await self._settled(protected, write, keeps) is None:
                 return False
             self._given[claim.uid] = placement.node
         self._held.discard(placement.pod.uid)
@@ -340,6 +341,12 @@ class ClaimPlanner:
         about = {"pod": f"{placement.pod.namespace}/{placement.pod.name}", "pod_uid": placement.pod.uid, "node": placement.node}
         logger.info("claims allocated", extra=about)
         return True
+
+    def _keeps_room(self, placement: Placement) -> bool:
+        """Keep the room of a placement for another while; return whether it is still kept. Otherwise a pod with device IDs may have it."""
+        state, uid = self._context.state, placement.pod.uid
+        state.renew(uid, self._context.clock.monotonic() + EXPECTED_SECONDS)
+        return uid in state.reservations and state.reservations[uid].node == placement.node
 
     async def _free(self, pod: PlannedPod) -> None:
         """Take back the claims that only this pod uses."""
@@ -349,10 +356,12 @@ class ClaimPlanner:
                 if await self._settled(claim, self._api.free) is None:
                     self._pause(pod.facts.uid)
 
-    async def _settled(self, claim: StoredClaim, write: Callable[[StoredClaim], Awaitable[StoredClaim]]) -> StoredClaim | None:
-        """Write until the outcome is known; return the claim as written, None if the API server refused."""
+    async def _settled(
+        self, claim: StoredClaim, write: Callable[[StoredClaim], Awaitable[StoredClaim]], may_write: Callable[[], bool] = lambda: True
+    ) -> StoredClaim | None:
+        """Write until the outcome is known; return the claim as written, None if the API server refused, or it may not be written."""
         pause, holds = FIRST_PAUSE_SECONDS, self._context.claims.holds
-        while self._leads.now():
+        while self._leads.now() and may_write():
             try:
                 found = await write(claim)
             except KubeRefusedError as exc:

@@ -68,6 +68,11 @@ class Receiver(Generic[_T]):
         """Whether its objects are known and followed. Without that a pod must not be refused: kube-scheduler may know better."""
         return self._is_listed and not self._trouble
 
+    @property
+    def was_listed(self) -> bool:
+        """Whether its objects were listed at least once."""
+        return self._is_listed
+
     def listing(self) -> None:
         """See ``adapters.kube_watch.Listener``."""
         self._listing_from = self._monotonic()

@@ -18,8 +18,9 @@ PATH: Final = (
 class PlannedPods:
     """All of them that have not ended, by UID."""
 
-    def __init__(self, monotonic: Callable[[], float] = lambda: 0.0) -> None:
-        self.by_uid: dict[str, PlannedPod] = {}
+    def __init__(self, by_uid: dict[str, PlannedPod], monotonic: Callable[[], float] = lambda: 0.0) -> None:
+        """Args: by_uid: is kept up to date."""
+        self.by_uid = by_uid
         self.change_count = 0
         """Grows with each change of a pod."""
         self.receiver: Receiver[PlannedPod] = Receiver(self._put, self._drop, self._replace, monotonic)

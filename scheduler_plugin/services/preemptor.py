@@ -399,8 +399,8 @@ class Preemptor:
         if not self._hold(pod, move, plan.ended):
             return
         if not plan.ended:
-            state = self._context.state
-            move.ended = frozenset(uid for uid in ending_already(self._context, plan.node) if state.footprint_of(uid))
+            pods, holds = self._context.state.pods, self._context.claims.holds
+            move.ended = frozenset(uid for uid in ending_already(self._context, plan.node) if holds.footprint_of(pods[uid]))
         if await self._end(plan, pod):
             self._under_way[pod.uid] = move
         else:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides whether a pod's vGPUs become ResourceClaims, who allocates a pod's claims, and which claims are for our GPUs.
 
-A node gives out its GPUs in one way, so a pod can run on one kind of node only.
+Most nodes give out their GPUs in one way, so a pod can run on one kind of node only, and on nodes that give them out in both.
 
 The label ``aliquot.dev/allocation`` of the pod decides, then that of its namespace, with the values ``dra``, ``planned`` and ``plugin``.
-Without a label the nodes decide: ``planned`` if a node has that, else ``dra`` if a node has that or there is no node with GPUs yet.
+Without a label the nodes decide: vGPUs become planned claims if a node has ``planned``, else claims if a node has ``dra`` or there is no
+node with GPUs yet. A pod's own claims are planned if a node has ``planned`` or ``both``.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +25,8 @@ KEPT_SECONDS: Final = 5.0
 """How long the label of a namespace that was just read is not read again: a Deployment makes many pods at once."""
 MOST_KEPT: Final = 1024
 RESOURCES: Final = "apis/resource.k8s.io/v1"
+_WORDS: Final = tuple(word for word in Allocation if word is not Allocation.BOTH)
+"""A pod gets each of its GPUs in one way, so ``both`` is a word for nodes only."""
 
 
 class AllocationRule:
@@ -52,16 +55,26 @@ class AllocationRule:
         self._kept: dict[str, tuple[float, Allocation | None]] = {}
 
     async def of(self, pod: Mapping[str, Any], namespace: str) -> Allocation:
-        """Return how a pod gets its GPUs. Raises RequestError: a label is invalid, or the namespace's is not known now."""
-        stated = _stated((pod.get("metadata") or {}).get("labels"), "pod")
-        if stated is None:
-            stated = await self._of_namespace(namespace)
+        """Return how a pod gets its vGPUs. Raises RequestError: a label is invalid, or the namespace's is not known now."""
+        stated = await self._stated_for(pod, namespace)
         if stated is not None:
             return stated
         nodes = set(self._nodes())
         if Allocation.PLANNED in nodes:
             return Allocation.PLANNED
         return Allocation.DRA if Allocation.DRA in nodes or not nodes else Allocation.PLUGIN
+
+    async def plans_claims(self, pod: Mapping[str, Any], namespace: str) -> bool:
+        """Whether our scheduler allocates a pod's claims. The word ``plugin`` is about vGPUs only. Raises RequestError, as ``of``."""
+        stated = await self._stated_for(pod, namespace)
+        if stated in (None, Allocation.PLUGIN):
+            return any(allocation.is_planned for allocation in self._nodes())
+        return stated is Allocation.PLANNED
+
+    async def _stated_for(self, pod: Mapping[str, Any], namespace: str) -> Allocation | None:
+        """Return what the labels of a pod and its namespace say; None without a label. Raises RequestError."""
+        stated = _stated((pod.get("metadata") or {}).get("labels"), "pod")
+        return await self._of_namespace(namespace) if stated is None else stated
 
     async def claims_ours(self, pod: Mapping[str, Any], namespace: str) -> bool:
         """Whether a claim of a pod is for GPUs of Aliquot, or may be: one that cannot be read now counts."""
@@ -115,9 +128,6 @@ def _stated(labels: object, where: str) -> Allocation | None:
     text = labels.get(contract.LABEL_ALLOCATION) if isinstance(labels, Mapping) else None
     if text is None:
         return None
-    try:
-        return Allocation(text)
-    except ValueError:
-        raise RequestError(
-            f"label {contract.LABEL_ALLOCATION} of the {where}: expected dra, planned or plugin, found {quote(str(text))}"
-        ) from None
+    if text not in _WORDS:
+        raise RequestError(f"label {contract.LABEL_ALLOCATION} of the {where}: expected dra, planned or plugin, found {quote(str(text))}")
+    return Allocation(text)

@@ -140,7 +140,7 @@ class Reviews:
     async def _settle_claims(self, pod: Mapping[str, Any], namespace: str, allocation: AllocationRule) -> Outcome:
         """Have a pod with claims for our GPUs wait if our scheduler allocates them; else it goes to that scheduler. Raises RequestError."""
         if await allocation.claims_ours(pod, namespace):
-            if await allocation.of(pod, namespace) is Allocation.PLANNED:
+            if await allocation.plans_claims(pod, namespace):
                 return Outcome(patch=tuple(hold_for_planning(pod)))
         elif not allocation.asks_ours(pod):
             return UNTOUCHED

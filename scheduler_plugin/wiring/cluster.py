@@ -102,6 +102,10 @@ class ClaimStreams:
         for stream in self.all:
             stream.relist()
 
+    def known_since(self, moment: float) -> bool:
+        """Whether slices were listed, and claims after a moment on the monotonic clock: so it is known what claims have of the GPUs."""
+        return self.watch.slices.was_listed and self.watch.claims.listed_from >= moment
+
     def listed_since(self, moment: float) -> bool:
         """Whether claims and pods were listed after a moment on the monotonic clock."""
         return all(one.is_current and one.listed_from >= moment for one in (self.watch.claims, self.planned.receiver))
@@ -112,7 +116,7 @@ def claim_streams(settings: Settings, connection: KubeConnection, context: Exten
     if Gate.DYNAMIC_RESOURCE_ALLOCATION not in settings.gates:
         return None
     monotonic = context.clock.monotonic
-    watch, planned = ClaimWatch(context.claims, monotonic), PlannedPods(monotonic)
+    watch, planned = ClaimWatch(context.claims, monotonic), PlannedPods(context.planned, monotonic)
     streams: Sequence[Stream[Any]] = (
         Stream("resourceslices", f"{RESOURCES_PATH}/resourceslices", decode_object, connection, watch.slices),
         Stream("deviceclasses", f"{RESOURCES_PATH}/deviceclasses", decode_object, connection, watch.classes),

@@ -4,8 +4,8 @@
 Ready: the state was built from full lists, and, if replicas elect a leader, this one leads and has listed the pods since it does. Behind a
 Service, readiness sends the calls to the leader.
 
-Decides: ready, and the kube-scheduler in the same pod leads and the pods were listed since it does. With kube-scheduler on loopback no
-lease of our own is needed: all replicas are ready, for the webhook.
+Decides: ready, and the kube-scheduler in the same pod leads and the pods were listed since it does, and the claims where these share GPUs
+with pods. With kube-scheduler on loopback no lease of our own is needed: all replicas are ready, for the webhook.
 """
 
 import asyncio
@@ -13,8 +13,10 @@ import socket
 import uuid
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
+from aliquot.contract.model import Allocation
 from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.adapters.kube import KubeLease
 from scheduler_plugin.errors import NotReadyError
@@ -39,6 +41,8 @@ class Leaders:
         """Whether the process has received SIGTERM."""
         self.is_prepared: Callable[[], bool] = lambda: True
         """Whether the seats of admitted workloads are held, so that other pods do not take them."""
+        self.knows_claims: Callable[[float], bool] = lambda _: True
+        """Whether the ResourceClaims were listed since a moment, where pods with vGPUs and with claims share GPUs."""
         self._watch = watch
 
     @property
@@ -61,7 +65,8 @@ class Leaders:
     @property
     def decides(self) -> bool:
         """Whether decisions of this replica count."""
-        return self.term is not None and self.is_prepared()
+        since = self.term
+        return since is not None and self.is_prepared() and self.knows_claims(since)
 
     @property
     def term(self) -> float | None:
@@ -81,7 +86,9 @@ class Leaders:
             return self._watch.trouble
         if not self.leads_beside_leader:
             return "another replica leads"
-        if self.term is not None:
+        if (since := self.term) is not None and not self.knows_claims(since):
+            return "the ResourceClaims are being listed after the lease was acquired"
+        if since is not None:
             return "the seats of workloads that Kueue admitted are being reserved again"
         return "the pods are being listed after the lease was acquired"
 
@@ -137,4 +144,13 @@ def make_leaders(settings: Settings, connection: KubeConnection, cluster: Cluste
         lease = KubeLease(connection, settings.lease_namespace, settings.scheduler_lease, cluster.clock, FOLLOW_SECONDS)
         following = Following(lease, cluster.clock, socket.gethostname(), lambda: cluster.watch.caught_up_at(Source.PODS))
         following.on_acquired = relist
-    return Leaders(cluster.watch, leadership, following)
+    leaders = Leaders(cluster.watch, leadership, following)
+    leaders.knows_claims = partial(_knows_claims, cluster)
+    return leaders
+
+
+def _knows_claims(cluster: Cluster, since: float) -> bool:
+    """Whether it is known what claims have of the GPUs that pods with vGPUs can get. Without the feature gate no claim gets any."""
+    if cluster.claims is None or cluster.claims.known_since(since):
+        return True
+    return all(node.allocation is not Allocation.BOTH for node in cluster.context.state.gpu_nodes())

@@ -6,20 +6,24 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from fractions import Fraction
+from math import inf
 from typing import Any
 
 import msgspec
 
 from aliquot import contract
+from aliquot.contract.codec import decode_assignment, encode_assignment
+from aliquot.contract.model import Allocation, PodAssignment, PodRequest, Policy
 from aliquot.contract.units import parse_quantity
 from aliquot.kube.errors import KubeApiError, KubeConflictError, KubeNotFoundError
 from scheduler_plugin.core.admit.nodes import NodeDirectory, NodeFacts
 from scheduler_plugin.core.claims.planned import FINALIZER, decode_planned
 from scheduler_plugin.core.claims.stored import StoredClaim, decode_claim
 from scheduler_plugin.core.cluster.objects import PodObject, pod_facts
-from scheduler_plugin.core.cluster.pods import PodFacts
-from scheduler_plugin.core.cluster.state import ClusterState
+from scheduler_plugin.core.cluster.pods import PodFacts, Use, footprint
+from scheduler_plugin.core.cluster.state import ClusterState, Stage
 from scheduler_plugin.extender.planned import ClaimPlacer
 from scheduler_plugin.extender.planned_why import PlannedWhy
 from scheduler_plugin.services.claim_planner import ClaimPlanner, Leads
@@ -27,6 +31,7 @@ from scheduler_plugin.services.claim_watch import ClaimWatch
 from scheduler_plugin.services.evictions import Evictions
 from scheduler_plugin.services.planned_pods import PlannedPods
 from scheduler_plugin.services.telemetry import Telemetry
+from tests.unit.scheduler_plugin.api import pod_object
 from tests.unit.scheduler_plugin.builders import make_context, make_node
 from tests.unit.scheduler_plugin.claim_builders import class_of, pod_json, slice_of
 
@@ -40,7 +45,8 @@ class ClaimWorld:
     """The truth of the API. Implements ``ports.ClaimApi``, ``ports.PodApi`` as far as evictions need it, and ``ports.EventApi``."""
 
     def __init__(self, nodes: Sequence[str] = ("n1", "n2"), devices: int = 2, *, linked: bool = False) -> None:
-        self.nodes = {name: make_node(name, devices, linked=linked, shares_per_gpu=16) for name in nodes}
+        both = Allocation.BOTH
+        self.nodes = {name: make_node(name, devices, linked=linked, shares_per_gpu=16, allocation=both) for name in nodes}
         self.gone: set[str] = set()
         """Nodes that do not exist now."""
         self.pods: dict[str, Json] = {}
@@ -71,7 +77,7 @@ class ClaimWorld:
         mine = self.replica
         self.state = ClusterState()
         self.context = make_context(self.state, monotonic=lambda: self.now, now=lambda: self.now)
-        self.planned, self.directory = PlannedPods(), NodeDirectory()
+        self.planned, self.directory = PlannedPods(self.context.planned), NodeDirectory()
         self.watch = ClaimWatch(self.context.claims)
         evictions = Evictions(self, self, self.context, Telemetry(), lambda _: None)
         leads = Leads(lambda: self.replica == mine, lambda: self.replica == mine)
@@ -87,7 +93,7 @@ class ClaimWorld:
             self._show_node(name)
         self.watch.slices.listed([slice_of(node, taints=[TAINT]) for name, node in self.nodes.items() if name not in self.gone])
         self.watch.classes.listed([class_of()])
-        pods = [decode_planned(json.dumps(pod).encode()) for pod in self.pods.values()]
+        pods = [decode_planned(json.dumps(pod).encode()) for pod in self.pods.values() if is_planned(pod)]
         self.state.replace_pods(map(facts_of, self.pods.values()))
         self.planned.receiver.listed(pods)
         self.watch.claims.listed([stored(claim) for claim in self.claims.values()])
@@ -152,10 +158,28 @@ class ClaimWorld:
         self._show_pod(name)
         self._show_claim(f"claim-{uid}")
 
+    def create_with_ids(self, name: str, mib: int, cores: int | None = None, *, priority: int = 0, **annotations: str) -> None:
+        """Create a pod that gets a vGPU by the device plugin."""
+        self.version += 1
+        uid = f"uid-{name}-{self.version}"
+        stated: dict[str, Any] = {} if cores is None else {"vgpu_cores": str(cores)}
+        pod = pod_object(uid, vgpu="1", vgpu_memory=str(mib), **stated)
+        pod["metadata"] |= {
+            "name": name,
+            "uid": uid,
+            "namespace": "team",
+            "annotations": {f"{contract.ANNOTATION_PREFIX}{key.replace('_', '-')}": text for key, text in annotations.items()},
+        }
+        pod["spec"]["priority"] = priority
+        self.pods[name] = pod
+        self._show_pod(name)
+
     def delete_pod(self, name: str) -> None:
         """Delete a pod. Kubernetes deletes its claim."""
         pod = self.pods.pop(name)
         self._told(lambda: self.state.drop_pod(pod["metadata"]["uid"]))
+        if not is_planned(pod):
+            return
         planned = decode_planned(json.dumps(pod).encode())
         self._told(lambda: self.planned.receiver.deleted(planned))
         claim = self.claims.pop(self.claim_name(pod), None)
@@ -165,6 +189,9 @@ class ClaimWorld:
     def kube_scheduler(self, name: str, *, accepts: bool = True) -> None:
         """Bind a pod to the node of its claims. Args: accepts: otherwise free the claims, as after a filter that we do not know."""
         pod = self.pods[name]
+        if not is_planned(pod):
+            self._bind_with_ids(name)
+            return
         claim = self.claims.get(self.claim_name(pod))
         node = self.node_of(name)
         if pod["spec"].get("schedulingGates") or pod["spec"].get("nodeName") or claim is None or not node:
@@ -176,6 +203,23 @@ class ClaimWorld:
             self._show_pod(name)
         else:
             self._write(claim, status={})
+
+    def _bind_with_ids(self, name: str) -> None:
+        """Bind a pod with vGPUs to the node and the GPUs that the extender chooses, if it finds any."""
+        pod, facts, state = self.pods[name], facts_of(self.pods[name]), self.state
+        request, planner = self.context.verdicts.requests.of(facts), self.context.gangs.planner
+        if pod["spec"].get("nodeName") or not isinstance(request, PodRequest) or not planner.expect(facts, None, inf):
+            return
+        reservation = state.reservations[facts.uid]
+        chosen = state.plan(reservation.node, request, Policy.FRAG, facts.uid)
+        if not isinstance(chosen, PodAssignment) or reservation.node in self.gone or facts.gpu is None:
+            state.release(facts.uid)
+            return
+        state.reserve(replace(reservation, footprint=footprint(facts.gpu.containers, chosen), stage=Stage.BINDING))
+        pod["metadata"]["annotations"][contract.ANNOTATION_ASSIGNMENT] = encode_assignment(chosen)
+        pod["spec"]["nodeName"] = reservation.node
+        pod["status"] |= {"phase": "Running", "startTime": "1970-01-01T00:00:00Z"}
+        self._show_pod(name)
 
     def terminate(self, name: str) -> None:
         """Request the deletion of a pod."""
@@ -206,10 +250,11 @@ class ClaimWorld:
             self.state.set_gpu_node(self.nodes[name])
 
     def _show_pod(self, name: str) -> None:
-        planned = decode_planned(json.dumps(self.pods[name]).encode())
         facts = facts_of(self.pods[name])
         self._told(lambda: self.state.set_pod(facts))
-        self._told(lambda: self.planned.receiver.changed(planned))
+        if is_planned(self.pods[name]):
+            planned = decode_planned(json.dumps(self.pods[name]).encode())
+            self._told(lambda: self.planned.receiver.changed(planned))
 
     def _show_claim(self, name: str) -> None:
         claim = stored(self.claims[name])
@@ -226,7 +271,7 @@ class ClaimWorld:
 
     def results(self, name: str) -> Sequence[Json]:
         """The devices of a pod."""
-        claim = self.claims.get(self.claim_name(self.pods[name]), {})
+        claim = self.claims.get(self.claim_name(self.pods[name]), {}) if is_planned(self.pods[name]) else {}
         found: Sequence[Json] = (claim.get("status", {}).get("allocation") or {}).get("devices", {}).get("results", ())
         return found
 
@@ -238,13 +283,28 @@ class ClaimWorld:
         return bool(self.pods[name]["spec"].get("schedulingGates"))
 
     def used(self) -> Mapping[tuple[str, str], Mapping[str, Fraction]]:
-        """What claims have of each device."""
+        """What claims and pods with vGPUs have of each device. Pods without cores need one percent, together."""
         sums: dict[tuple[str, str], dict[str, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
         for claim in self.claims.values():
             for result in (claim["status"].get("allocation") or {}).get("devices", {}).get("results", ()):
                 for capacity, amount in result["consumedCapacity"].items():
                     sums[result["pool"], result["device"]][capacity] += parse_quantity(amount)
+        for device, use in self.used_by_ids().items():
+            sums[device]["memory"] += use.memory_mib << 20
+            sums[device]["cores"] += use.cores_percent + bool(use.unreserved)
+            sums[device]["shares"] += use.shares
         return sums
+
+    def used_by_ids(self) -> Mapping[tuple[str, str], Use]:
+        """What pods with vGPUs have of each device."""
+        found: dict[tuple[str, str], Use] = {}
+        for pod in self.pods.values():
+            text = pod["metadata"].get("annotations", {}).get(contract.ANNOTATION_ASSIGNMENT)
+            assigned = () if text is None else decode_assignment(text, pod_uid=pod["metadata"]["uid"]).containers
+            for share in (share for one in assigned for share in one.shares):
+                _, node, minor = share.device_uuid.split("-")
+                found[node, f"gpu-{minor}"] = found.get((node, f"gpu-{minor}"), Use()).plus(share)
+        return found
 
     def check(self) -> None:
         """No capacity is allocated twice."""
@@ -328,6 +388,11 @@ class ClaimWorld:
     async def post_event(self, namespace: str, name: str, uid: str, reason: str, message: str) -> None:
         del namespace, uid
         self.events[name] = f"{reason}: {message}"
+
+
+def is_planned(pod: Json) -> bool:
+    """Whether a pod has claims that the planner allocates."""
+    return contract.LABEL_ALLOCATION in (pod["metadata"].get("labels") or {})
 
 
 def facts_of(pod: Json) -> PodFacts:

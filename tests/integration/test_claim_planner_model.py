@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any history of pods, controllers, lost and late answers, late watches, crashes and takeovers keeps the invariants of planned claims.
 
-- I1: no capacity of a device is allocated twice.
+- I1: no capacity of a device is allocated twice, to claims or to pods with vGPUs on the same GPUs.
 - A gate opens only after all claims of its pod are allocated, and for a gang only after enough members have theirs.
 - A pod ends only for a more important one.
 - A pod that waits has an explanation, and explaining changes nothing.
@@ -10,6 +10,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from math import inf
 from unittest import mock
 
 import pytest
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from aliquot import contract
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.services import claim_planner
-from tests.integration.claim_world import DEVICE_MIB, ClaimWorld, Json
+from tests.integration.claim_world import DEVICE_MIB, ClaimWorld, Json, is_planned
 from tests.unit.scheduler_plugin.claim_builders import asking
 
 NODES = ("n1", "n2")
@@ -32,6 +33,8 @@ SHAPES = (
 )
 """Requests, and the minimum of the gang."""
 NAMES = tuple(f"p{number}" for number in range(8))
+WITH_IDS = ((300, None), (500, 70), (900, None), (100, 30))
+"""Memory in MiB and cores of pods with vGPUs."""
 
 
 class Watched(ClaimWorld):
@@ -90,7 +93,7 @@ class Play:
     def check_end(self) -> None:
         world = self.world
         world.check()
-        for name in world.pods:
+        for name in filter(lambda name: is_planned(world.pods[name]), world.pods):
             assert not (world.results(name) and world.is_gated(name)), name
             if not world.results(name):
                 self.check_waits(name)
@@ -120,6 +123,20 @@ class Play:
         if NAMES[number] not in self.world.pods:
             requests, gang = SHAPES[number % len(SHAPES)] if number < 5 else SHAPES[4]
             self.world.create_pod(NAMES[number], *requests, gang=gang, priority=other % 2)
+
+    async def create_with_ids(self, number: int, other: int) -> None:
+        name = f"v{number}"
+        if name not in self.world.pods:
+            self.world.create_with_ids(name, *WITH_IDS[number % len(WITH_IDS)], priority=other % 2)
+
+    async def schedule_with_ids(self, number: int, _: int) -> None:
+        if f"v{number}" in self.world.pods:
+            self.world.kube_scheduler(f"v{number}")
+
+    async def delete_with_ids(self, number: int, _: int) -> None:
+        if f"v{number}" in self.world.pods:
+            self.note_loss()
+            self.world.delete_pod(f"v{number}")
 
     async def delete(self, number: int, _: int) -> None:
         if NAMES[number] in self.world.pods:
@@ -172,7 +189,10 @@ class Play:
         self.check_explained()
 
     async def wait(self, _: int, other: int) -> None:
-        self.world.now += 10.0 * other
+        for _seconds in range(other):  # a write that failed is repeated at least every 30 seconds
+            await self.proceed(0, 4)
+            self.world.now += 10.0
+            self.world.state.expire(self.world.now, -inf)
 
     async def node_leaves(self, number: int, _: int) -> None:
         self.note_loss()
@@ -199,7 +219,7 @@ class Play:
 STEPS = (
     *("create", "create", "create", "delete", "terminate", "schedule", "schedule", "plan", "plan", "plan", "proceed", "proceed", "tell"),
     *("tell", "relist", "drop", "lose", "delay", "land", "wait", "node_leaves", "node_returns", "crash", "takeover"),
-    "explain",
+    *("explain", "create_with_ids", "create_with_ids", "schedule_with_ids", "schedule_with_ids", "schedule_with_ids", "delete_with_ids"),
 )
 steps = st.tuples(st.sampled_from(STEPS), st.integers(0, len(NAMES) - 1), st.integers(0, 4))
 GANG = [("create", number, 0) for number in (4, 5, 6)]

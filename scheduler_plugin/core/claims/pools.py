@@ -20,8 +20,12 @@ from scheduler_plugin.core.claims.first_fit import Amounts, Claim, Device, Devic
 from scheduler_plugin.core.claims.objects import claim_of, devices_of
 from scheduler_plugin.core.claims.selecting import check, meets
 from scheduler_plugin.core.claims.stored import ClaimKey, Part, StoredClaim
+from scheduler_plugin.core.cluster.hold_uids import is_of_claim
+from scheduler_plugin.core.cluster.pods import Footprint, Use
 
 Json = Mapping[str, Any]
+MEMORY, CORES, SHARES = "memory", "cores", "shares"
+"""The capacities of a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Pools:
         """Called with the name of each node after its devices, or their use, changed."""
         self.is_expected: Callable[[str], bool] = lambda _: True
         """Whether the guess for a pod still counts, by the pod's UID."""
+        self.footprints_on: Callable[[str], Mapping[str, Footprint]] = lambda _: {}
+        """Returns what is taken of a node's devices: by claims and guesses, which count here already, and by pods with device IDs."""
         self.classes: dict[str, Json] = {}
         self.claims: dict[ClaimKey, StoredClaim] = {}
         self.class_version = 0
@@ -243,9 +249,9 @@ class Pools:
     def allocate(
         self, node: str, claims: Sequence[Claim], first: Sequence[str], gone: Set[str], besides: Iterable[Taken] = ()
     ) -> Sequence[Sequence[Taken]] | None:
-        """Return devices for claims on a node; None if they do not fit together.
+        """Return devices for claims on a node; None if they do not fit together, and beside the pods with device IDs.
 
-        Args: first: UUIDs of the devices to try first. gone: UIDs of claims that do not count. besides: what counts in addition.
+        Args: first: UUIDs of the devices to try first. gone: UIDs of claims and pods that do not count. besides: what counts in addition.
         Raises: ContractError, SearchTooLongError: it is not known.
         """
         devices = self.planned_on(node)
@@ -255,7 +261,21 @@ class Pools:
         also = ((one.device, one.consumed if one.device in shared else None) for one in besides)
         pools = {device.key[:2] for device in devices}
         used = self._used(pools, gone)
-        return predict(in_order, _sum_of([*used, *self._guessed(node, devices, ""), *also]), claims, meets)
+        taken = [*used, *self._guessed(node, devices, ""), *self._of_pods(node, devices, gone), *also]
+        return predict(in_order, _sum_of(taken), claims, meets)
+
+    def _of_pods(self, node: str, devices: Sequence[Device], gone: Set[str]) -> Iterable[tuple[DeviceKey, Amounts | None]]:
+        """Yield what pods with device IDs have of these devices, as if claims had it. Args: gone: UIDs of pods that do not count."""
+        uses: dict[str, Use] = {}
+        for uid, footprint in self.footprints_on(node).items():
+            if uid not in gone and uid not in self._guesses and not is_of_claim(uid):
+                for name, use in footprint.items():
+                    uses[name] = uses.get(name, Use()).and_also(use)
+        for device in devices:
+            origin = self.origins.get(device.key)
+            if origin is None or origin.fixed_mib is not None or (found := uses.get(origin.counted_as)) is None:
+                continue  # a fixed share is kept off its GPU by the counters, on which the GPU draws
+            yield device.key, _as_consumed(found) if device.shared else None
 
     def _counted_as(self, device: DeviceKey) -> str:
         origin = self.origins.get(device)
@@ -320,6 +340,12 @@ def _sum_of(used: Iterable[tuple[DeviceKey, Amounts | None]]) -> Usage:
         for name, amount in amounts.items():
             sums[name] = sums.get(name, Fraction(0)) + amount
     return Usage(frozenset(alone), consumed)
+
+
+def _as_consumed(use: Use) -> Amounts:
+    """Return what pods use of a GPU as its capacities count it: what is left of the cores for several pods counts as 1 percent once."""
+    cores = use.cores_percent + bool(use.unreserved)
+    return {MEMORY: Fraction(units.mib_to_bytes(use.memory_mib)), CORES: Fraction(cores), SHARES: Fraction(use.shares)}
 
 
 def _is_planned(device: Device) -> bool:

@@ -124,6 +124,10 @@ class Use(NamedTuple):
             self.unreserved + (share.cores_percent is None),
         )
 
+    def and_also(self, other: "Use") -> "Use":
+        """Return the sum of both."""
+        return Use(*(one + also for one, also in zip(self, other, strict=True)))
+
     def at_least(self, other: "Use") -> "Use":
         """Return the maximum of both in each dimension."""
         return Use(*map(max, self, other))

@@ -174,6 +174,10 @@ class ClusterState:
         """Return what a pod, bound or expected, takes of devices."""
         return self._holders.footprint_of(pod_uid)
 
+    def footprints_on(self, node: str) -> Mapping[str, Footprint]:
+        """Return what is taken of a node's devices, by the UID of the pod, claim or hold that takes it."""
+        return {uid: self._holders.footprint_of(uid) for uid in self._holders.uids_on(node)}
+
     def pods_on(self, node: str) -> Iterable[PodFacts]:
         """Return the bound pods of a node; pods that are only expected there are in ``reservations``."""
         known = (self._pods.get(uid) for uid in self._holders.uids_on(node))

@@ -20,7 +20,7 @@ from agent.services.mig_controller import MigController
 from agent.services.mps_controller import MpsController
 from agent.services.offering import Offering
 from aliquot.contract.codec import MigPlace
-from aliquot.contract.model import Device, MigInstance
+from aliquot.contract.model import Allocation, Device, MigInstance
 from aliquot.contract.units import MIB
 from tests.unit.agent.builders import BOOT, gpu, reading
 from tests.unit.agent.fakes import FakeClock, FakeKubeApi
@@ -220,9 +220,13 @@ class EmptyManager:
 
 
 def make_offering(
-    watch: DriverWatch, shares_per_gpu: int = 16, abilities: Abilities | None = None, manager: object = None, *, by_ids: bool = True
+    watch: DriverWatch,
+    shares_per_gpu: int = 16,
+    abilities: Abilities | None = None,
+    manager: object = None,
+    allocation: Allocation = Allocation.PLUGIN,
 ) -> Offering:
-    return Offering(watch, manager or EmptyManager(), shares_per_gpu, lambda: abilities or Abilities(), by_ids=by_ids)  # type: ignore[arg-type]
+    return Offering(watch, manager or EmptyManager(), shares_per_gpu, lambda: abilities or Abilities(), allocation)  # type: ignore[arg-type]
 
 
 def make_controller(

@@ -136,6 +136,7 @@ def test_the_rules_of_health_follow_the_settings():
         ("--memory-oversubscription=1.5", "MemoryBurst"),
         ("--allocation=dra", "DynamicResourceAllocation"),
         ("--allocation=planned", "DynamicResourceAllocation"),
+        ("--allocation=both", "DynamicResourceAllocation"),
         ("--dra-profiles=20g", "DynamicResourceAllocation"),
         ("--dra-admin-access", "DynamicResourceAllocation"),
         ("--lost-gpu-policy=evict", "DynamicResourceAllocation"),
@@ -153,6 +154,13 @@ def test_fixed_shares_are_gib_without_repetitions():
     for wrong in ("20", "0g", "20Gi", "g"):
         with pytest.raises(SettingsError, match="want GiB of memory, such as 10g,20g"):
             Settings.load([f"--dra-profiles={wrong}", gate], {})
+
+
+def test_fixed_shares_are_refused_beside_device_ids():
+    flags = ["--feature-gates=DynamicResourceAllocation=true", "--dra-profiles=20g"]
+    assert Settings.load([*flags, "--allocation=planned"], {}).profiles_gib == (20,)
+    with pytest.raises(SettingsError, match="allocation: both offers no fixed shares"):
+        Settings.load([*flags, "--allocation=both"], {})
 
 
 def test_unknown_gate_is_refused_with_the_known_ones():

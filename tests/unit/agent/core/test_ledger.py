@@ -4,6 +4,7 @@ import pytest
 
 from agent.core.ledger import GRANT_ROWS, Ledger, claims_trouble, ids_trouble
 from agent.errors import StorageError
+from aliquot.contract.model import Allocation
 from aliquot.placement.device import AccountingError
 from tests.unit.agent.builders import VGPU, gpu, grant, ids, instance, inventory, pod, share
 from tests.unit.agent.claim_builders import claim_grant
@@ -98,10 +99,18 @@ class TestRows:
 
 def test_each_interface_waits_for_grants_of_the_other():
     of_claim, with_ids = claim_grant("train", share(0)), grant(ids("0:0"))
-    assert claims_trouble(Ledger({with_ids.grant_id: with_ids})) == ids_trouble(Ledger({of_claim.grant_id: of_claim})) == ""
+    plugin, planned = Allocation.PLUGIN, Allocation.PLANNED
+    assert (
+        claims_trouble(Ledger({with_ids.grant_id: with_ids}), plugin) == ids_trouble(Ledger({of_claim.grant_id: of_claim}), planned) == ""
+    )
     both = Ledger({one.grant_id: one for one in (of_claim, with_ids)})
-    assert "1 prepared ResourceClaims" in claims_trouble(both)
-    assert "1 containers with device IDs" in ids_trouble(both)
+    assert "allocation: plugin waits until the last of 1 prepared ResourceClaims" in claims_trouble(both, plugin)
+    assert "allocation: planned waits until the last of 1 containers with device IDs" in ids_trouble(both, planned)
+
+
+def test_node_with_both_interfaces_waits_for_neither():
+    ledger = Ledger({one.grant_id: one for one in (claim_grant("train", share(0)), grant(ids("0:0")))})
+    assert claims_trouble(ledger, Allocation.BOTH) == ids_trouble(ledger, Allocation.BOTH) == ""
 
 
 def test_row_of_claim_survives_encoding_and_rows_without_claim_are_read():

@@ -10,7 +10,7 @@ from agent.core.planning import Node, Planned, plan_grant, read_request
 from agent.core.refusal import Reason, Refusal
 from aliquot import contract
 from aliquot.contract.gpunode import Cordon
-from aliquot.contract.model import ContainerSpec, Isolation, Pod, Policy
+from aliquot.contract.model import ClaimUse, ContainerSpec, Isolation, Pod, Policy
 from aliquot.placement.fit import Reject
 from tests.unit.agent.builders import BOOT, ask, assigned, gpu, grant, ids, instance, inventory, limits, pod, share
 from tests.unit.agent.claim_builders import claim_grant
@@ -465,3 +465,16 @@ def test_container_start_supersedes_no_grant_of_claim():
     planned = plan_grant(ask(owner, ids("0:0")), node)
     assert isinstance(planned, Planned)
     assert planned.superseded == ()
+
+
+def test_container_with_prepared_claim_gets_no_vgpu():
+    """Its second limits file would hide the first."""
+    use = (ClaimUse("data", ""),)
+    beside = ContainerSpec("beside", limits(mib=100))
+    one = replace(
+        pod("train", ContainerSpec("main", limits(mib=100), claims=use), beside), annotations=assigned("uid-train", beside=[share(1)])
+    )
+    prepared = node(claim_grant("data", share(0), of=one))
+    message = refused(plan_grant(ask(one, ids("1:0")), prepared), Reason.REQUEST_INVALID)
+    assert "uses request gpu of claim data and requests nvidia.com/vgpu" in message
+    assert granted(plan_grant(ask(one, ids("1:0"), container="beside"), prepared)).grant.shares == (share(1),)

@@ -5,7 +5,7 @@ import pytest
 
 from agent.core.backends import Abilities, MigStrategy
 from agent.services.driver_watch import DriverWatch
-from aliquot.contract.model import Isolation
+from aliquot.contract.model import Allocation, Isolation
 from aliquot.placement import mig
 from tests.unit.agent.builders import VGPU, gpu, grant, ids, instance, reading, share
 from tests.unit.agent.claim_builders import claim_grant
@@ -65,9 +65,19 @@ async def test_a_node_without_on_demand_offers_its_instances(watch):
 
 async def test_node_for_claims_offers_ids_only_while_containers_have_some(watch):
     manager = EmptyManager()
-    offering = make_offering(watch, 2, manager=manager, by_ids=False)
+    offering = make_offering(watch, 2, manager=manager, allocation=Allocation.DRA)
     assert offering.devices() == {}
     manager.ledger = manager.ledger.adopting([claim_grant("train", share(0, 10))])
     assert offering.devices() == {}
     manager.ledger = manager.ledger.adopting([grant(ids("0:0"), share(0, 10))])
     assert [(device.device_id, device.healthy) for device in offering.devices()[VGPU]] == [("GPU-0::0", False), ("GPU-0::1", False)]
+
+
+@pytest.mark.parametrize(("allocation", "is_healthy"), [(Allocation.BOTH, True), (Allocation.PLUGIN, False)])
+async def test_ids_wait_for_claims_only_where_these_are_not_served(watch, allocation, is_healthy):
+    manager = EmptyManager()
+    offering = make_offering(watch, 1, manager=manager, allocation=allocation)
+    manager.ledger = manager.ledger.adopting([claim_grant("train", share(0, 10)), grant(ids("0:0"), share(0, 10))])
+    assert [device.healthy for device in offering.devices()[VGPU]] == [is_healthy]
+    manager.ledger = manager.ledger.releasing([one.grant_id for one in manager.ledger.with_claims])
+    assert [device.healthy for device in offering.devices()[VGPU]] == [True]

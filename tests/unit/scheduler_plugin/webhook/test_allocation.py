@@ -21,7 +21,7 @@ from scheduler_plugin.webhook.review import Reviews
 from tests.unit.scheduler_plugin.webhook.test_claims import RULES
 from tests.unit.scheduler_plugin.webhook.test_normalise import make_pod
 
-PLUGIN, DRA = Allocation.PLUGIN, Allocation.DRA
+PLUGIN, DRA, BOTH = Allocation.PLUGIN, Allocation.DRA, Allocation.BOTH
 LABEL = contract.LABEL_ALLOCATION
 
 
@@ -66,6 +66,19 @@ NODES = ((), (PLUGIN,), (DRA,), (PLUGIN, DRA))
 def test_pod_decides_then_namespace_then_nodes(pod, namespace, nodes):
     found = asyncio.run(rule(nodes, Namespaces(namespace)).of(labelled(pod), "team"))
     assert found == (pod or namespace or ("plugin" if nodes == (PLUGIN,) else "dra"))
+
+
+@pytest.mark.parametrize(("other", "found"), [(BOTH, PLUGIN), (PLUGIN, PLUGIN), (DRA, DRA), (Allocation.PLANNED, Allocation.PLANNED)])
+def test_node_with_both_interfaces_turns_no_vgpus_into_claims(other, found):
+    assert asyncio.run(rule((BOTH, other), Namespaces()).of(labelled(None), "team")) is found
+
+
+@pytest.mark.parametrize("label", [None, "plugin"])
+@pytest.mark.parametrize(("nodes", "is_held"), [((BOTH,), True), ((PLUGIN, BOTH), True), ((DRA, PLUGIN), False)])
+def test_own_claims_wait_for_our_scheduler_where_a_node_has_both_interfaces(label, nodes, is_held):
+    pod = with_claims("ours", labels={} if label is None else {LABEL: label})
+    paths = [operation["path"] for operation in held(pod, nodes, Objects(ours=OURS))]
+    assert ("/spec/schedulingGates" in paths) is is_held
 
 
 @pytest.mark.parametrize("place", ["pod", "namespace"])

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods with vGPUs and pods with ResourceClaims on one GPU, on the real API server, kube-scheduler, controllers and kubelet."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aliquot import contract
+from aliquot.contract.model import DeviceShare
+from aliquot.contract.units import parse_quantity
+from tests.e2e.invariants import (
+    SETTLE_SECONDS,
+    Container,
+    ask_the_node,
+    gpu_pods,
+    leaked,
+    misplaced,
+    on_gpu,
+    over_limit,
+    overbooked,
+    shares_of,
+    tenants_are_confined,
+)
+from tests.e2e.kubectl import Kubectl, Object, eventually
+from tests.e2e.product import CLIENT, GPU_MEMORY_MIB, GPUS, MIB, Client, Slice, metrics, slice_pod, with_components
+from tests.e2e.test_dra import claim, offered, pod, request, why
+from tests.e2e.test_dra_planned import HIGH, LOW, tainted
+
+SHARE_MIB = 16 * 1024
+ROOM = GPU_MEMORY_MIB // SHARE_MIB
+"""How many pods fit on one GPU."""
+OF_EACH = 6
+HOLD = (CLIENT, "hold", "--mib", "1024")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def both(product: Kubectl, node_name: str, scratch_in_tree: Path) -> Iterator[None]:
+    """The product with all GPUs for vGPUs and for planned claims."""
+    with with_components(product, ["dra", "dra-planned", "dra-both"], scratch_in_tree):
+        eventually(lambda: tainted(product) == GPUS, "the taint on all GPUs", otherwise=lambda: str(offered(product)))
+        eventually(lambda: product.get("gpunode", node_name)["status"].get("allocation") == "both", "the setting in the node's object")
+        yield
+    eventually(lambda: not offered(product), "no device of a driver that has left", seconds=60)
+
+
+def test_pods_by_both_interfaces_fill_one_gpu_exactly(kubectl: Kubectl, product: Kubectl, node_name: str, shared_gpu: str) -> None:
+    """T20."""
+    names = {kind: [f"{kind}-{number}" for number in range(OF_EACH)] for kind in ("claim", "ids")}
+    claims = [with_claim(name, f"{SHARE_MIB}Mi", shared_gpu) for name in names["claim"]]
+    ids = [slice_pod(name, Slice(SHARE_MIB), HOLD, on_gpu(shared_gpu)) for name in names["ids"]]
+    kubectl.apply(*(one for pair in zip(claims, ids, strict=True) for one in (*pair[0], pair[1])))
+    for _round in range((2 * OF_EACH - ROOM) // 2 + 1):
+        eventually(lambda: len(running(kubectl)) == ROOM, "all that fit to run", seconds=120, otherwise=lambda: str(running(kubectl)))
+        started = running(kubectl)
+        of_kind = {kind: sorted(started & set(names[kind])) for kind in names}
+        assert all(of_kind.values()), "both interfaces get a part of the GPU"
+        for name in started:
+            assert [device["total_bytes"] for device in Client(kubectl, name).devices()] == [SHARE_MIB * MIB]
+        invariants_hold(kubectl, product, node_name)
+        tenants_are_confined(kubectl, *started)
+        for name in {one["metadata"]["name"] for one in kubectl.all("pods")} - started:
+            assert why(kubectl, name).waits
+        kubectl.delete("pod", *(found[0] for found in of_kind.values()))
+
+
+@pytest.mark.parametrize("claim_is_important", [True, False])
+def test_important_pod_of_either_kind_gets_room_of_the_other(kubectl: Kubectl, shared_gpu: str, claim_is_important: bool) -> None:
+    large = f"{GPU_MEMORY_MIB - SHARE_MIB}Mi"
+    low, high = (LOW, HIGH) if claim_is_important else (HIGH, LOW)
+    ids = slice_pod("ids", Slice(GPU_MEMORY_MIB - SHARE_MIB), HOLD, on_gpu(shared_gpu))
+    ids["spec"]["priorityClassName"] = low
+    with_ids, with_one = [ids], with_claim("claimed", large, shared_gpu, priorityClassName=high)
+    first, second = (with_ids, with_one) if claim_is_important else (with_one, with_ids)
+    for wanted in (first, second):
+        kubectl.apply(*wanted)
+        kubectl.wait_for_phase(wanted[-1]["metadata"]["name"], "Running", seconds=90)
+    assert running(kubectl) == {second[-1]["metadata"]["name"]}
+
+
+def with_claim(name: str, memory: str, gpu: str, **more: Any) -> list[Object]:
+    """A claim for a part of one GPU, and its pod."""
+    asked = request(memory=memory)
+    asked["exactly"]["selectors"] = [{"cel": {"expression": f"device.attributes['{contract.DRA_DRIVER}'].uuid == '{gpu}'"}}]
+    return [claim(name, asked), pod(name, {"main": None}, claim=name, command=HOLD, **more)]
+
+
+def running(kubectl: Kubectl) -> set[str]:
+    """The pods that run and do not end."""
+    pods = [one for one in kubectl.all("pods") if one["status"].get("phase") == "Running" and "deletionTimestamp" not in one["metadata"]]
+    return {one["metadata"]["name"] for one in pods}
+
+
+def invariants_hold(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
+    """I1 to I4, of pods by both interfaces together."""
+
+    def broken() -> list[str]:
+        with_ids, claimed = gpu_pods(product, node_name), claimed_shares(kubectl, product)
+        pods = [*with_ids, *(one for one in kubectl.all("pods") if one["metadata"]["name"] in {name for _, name, _ in claimed})]
+        shares = shares_of(with_ids) | claimed
+        granted = {
+            labels["device_uuid"]: int(value)
+            for name, labels, value in metrics(product, node_name)
+            if name == "aliquot_device_memory_allocated_bytes"
+        }
+        truth = ask_the_node(product, node_name)
+        return [
+            *overbooked(shares, product.get("gpunode", node_name)["status"]),
+            *misplaced(pods, shares, truth, claimed.keys()),
+            *leaked(shares, granted),
+            *over_limit(pods, shares, truth),
+        ]
+
+    eventually(lambda: not broken(), "the invariants to hold", seconds=SETTLE_SECONDS, otherwise=lambda: "\n".join(broken()))
+
+
+def claimed_shares(kubectl: Kubectl, product: Kubectl) -> dict[Container, tuple[DeviceShare, ...]]:
+    """What each container with a claim was allocated; each pod here has the claim of its name."""
+    uuids = {device["name"]: device["attributes"]["uuid"]["string"] for device in offered(product)}
+    found = {}
+    for one in kubectl.all("resourceclaims"):
+        results = (one.get("status", {}).get("allocation") or {}).get("devices", {}).get("results", [])
+        shares = tuple(DeviceShare(uuids[each["device"]], int(parse_quantity(each["consumedCapacity"]["memory"]))) for each in results)
+        if shares:
+            found[one["metadata"]["namespace"], one["metadata"]["name"], "main"] = shares
+    return found
