@@ -52,7 +52,7 @@ CASES = [
 @pytest.mark.parametrize(("ids", "amounts", "fits"), CASES)
 @pytest.mark.parametrize("claims_first", [True, False])
 def test_claim_and_vgpu_share_gpu_only_within_what_it_has(
-    ids: tuple[int, int | None], amounts: Mapping[str, str], fits: bool, claims_first: bool
+    ids: tuple[int, int | None], amounts: Mapping[str, Any], fits: bool, claims_first: bool
 ) -> None:
     world = ClaimWorld(["n1"], devices=1)
 

@@ -46,7 +46,7 @@ def allocated(pools: Pools, *requests: dict[str, Any], gone: frozenset[str] = fr
         pytest.param(Use(1, 0, 1, 1), {}, False, id="whole GPU"),
     ],
 )
-def test_claim_gets_what_pods_leave_of_gpu(use: Use, amounts: Mapping[str, str], fits: bool) -> None:
+def test_claim_gets_what_pods_leave_of_gpu(use: Use, amounts: Mapping[str, Any], fits: bool) -> None:
     assert bool(allocated(make_pools({"pod": {GPU: use}}), asking(**amounts))) is fits
 
 
