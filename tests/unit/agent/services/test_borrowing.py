@@ -197,7 +197,7 @@ async def test_slow_region_does_not_delay_file_work(node, monkeypatch):
 
 async def test_grants_of_a_burst_do_not_each_start_a_look_at_all(node, monkeypatch):
     monkeypatch.setattr(changes, "PACE_SECONDS", 3600)
-    finds = []
+    finds: list[None] = []
     find = node.borrower.find
 
     def noted():
