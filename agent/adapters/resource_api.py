@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from agent.adapters.kube_watch import RULES
-from agent.adapters.object_reads import ObjectReader
 from agent.core.slices import API_VERSION, FoundSlice
 from agent.ports.dra import SliceListener
 from aliquot import contract
@@ -42,17 +41,12 @@ class _Slice(msgspec.Struct):
 class ResourceApiClient:
     """Implements ``ports.ResourceApi``."""
 
-    def __init__(self, connection: KubeConnection, reader: ObjectReader) -> None:
+    def __init__(self, connection: KubeConnection) -> None:
         self._connection = connection
-        self._reader = reader
 
-    async def read_claim(self, namespace: str, name: str) -> bytes:
+    def read_claim(self, namespace: str, name: str) -> bytes:
         """See ``ports.ResourceApi``."""
-        return await self._reader.read(_claim_path(namespace, name))
-
-    def close_reads(self) -> None:
-        """See ``ports.ResourceApi``."""
-        self._reader.close()
+        return self._connection.request("GET", _claim_path(namespace, name))
 
     def report_devices(self, namespace: str, name: str, uid: str, devices: Sequence[Mapping[str, Any]]) -> None:
         """See ``ports.ResourceApi``."""

@@ -78,14 +78,10 @@ class SliceWatch(Protocol):
 
 
 class ResourceApi(Protocol):
-    """Requests about claims and slices. They raise KubeApiError. All but reads of claims are called in a thread."""
+    """Requests about claims and slices, called in a thread. They raise KubeApiError."""
 
-    async def read_claim(self, namespace: str, name: str) -> bytes:
+    def read_claim(self, namespace: str, name: str) -> bytes:
         """Read a ResourceClaim, as JSON."""
-        ...
-
-    def close_reads(self) -> None:
-        """Close the connections of ``read_claim``."""
         ...
 
     def report_devices(self, namespace: str, name: str, uid: str, devices: Sequence[Mapping[str, Any]]) -> None:

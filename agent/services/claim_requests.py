@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to the API about claims.
+"""Requests to the API about claims, in threads of their own.
 
 Kubelet waits for reads, so they do not wait behind the agent's other requests. The status of a claim is only information: it is written
-in a thread when no claim is being prepared, or after ``PATIENCE_SECONDS``.
+when no claim is being prepared, or after ``PATIENCE_SECONDS``.
 """
 
 import asyncio
@@ -15,6 +15,8 @@ from typing import Any, Final
 from agent.core.claims import AllocatedClaim, decode_claim
 from agent.ports.dra import ResourceApi
 
+READS_AT_ONCE: Final = 8
+"""More do not make many reads faster: each costs this process CPU time."""
 PATIENCE_SECONDS: Final = 5.0
 """How long claims that are being prepared can delay the status of others."""
 
@@ -24,6 +26,7 @@ class ClaimRequests:
 
     def __init__(self, api: ResourceApi) -> None:
         self._api = api
+        self._reads = ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="claim-reads")
         self._reports = ThreadPoolExecutor(1, thread_name_prefix="claim-status")
         self._one_report = asyncio.Lock()
         self._closed = False
@@ -45,7 +48,8 @@ class ClaimRequests:
 
     async def read(self, namespace: str, name: str) -> AllocatedClaim:
         """Read a claim. Raises KubeApiError, ContractError."""
-        return decode_claim(await self._api.read_claim(namespace, name))
+        call = partial(self._api.read_claim, namespace, name)
+        return decode_claim(await asyncio.get_running_loop().run_in_executor(self._reads, call))
 
     async def report(self, namespace: str, name: str, uid: str, devices: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
         """Write this driver's part of a claim's status, one claim after another. Raises KubeApiError."""
@@ -59,7 +63,7 @@ class ClaimRequests:
                 await loop.run_in_executor(self._reports, partial(self._api.report_devices, namespace, name, uid, devices()))
 
     def close(self) -> None:
-        """End the thread and the connections. Statuses that wait are dropped: the next agent writes one with its next Prepare."""
+        """End the threads. Requests that have not begun are dropped: the next agent writes a status with its next Prepare."""
         self._closed = True
-        self._api.close_reads()
-        self._reports.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._reads, self._reports):
+            threads.shutdown(wait=False, cancel_futures=True)

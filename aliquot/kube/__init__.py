@@ -3,5 +3,5 @@
 
 Pure, without I/O: ``watch`` (list-watch as a state machine), ``requests`` (paths and bodies), ``errors``, ``backoff``.
 With I/O: ``api_server`` (address and credentials), ``urllib3_transport`` (for threads: the agent and the command line) and
-``watch_thread``. For asyncio: ``agent.adapters.object_reads`` and the scheduler's ``scheduler_plugin.adapters.aiohttp_transport``.
+``watch_thread``. The scheduler's transport, for asyncio, is ``scheduler_plugin.adapters.aiohttp_transport``.
 """

@@ -111,10 +111,7 @@ class FakeResourceApi:
     def put(self, claim: Mapping[str, Any]) -> None:
         self.claims[claim["metadata"]["name"]] = claim
 
-    def close_reads(self) -> None:
-        pass
-
-    async def read_claim(self, namespace: str, name: str) -> bytes:
+    def read_claim(self, namespace: str, name: str) -> bytes:
         self._check()
         self.reads += 1
         if name not in self.claims:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -217,9 +218,11 @@ async def test_waits_until_driver_lists_gpus_but_not_for_ever(tmp_path):
 
 
 async def test_hanging_request_is_answered_before_kubelet_gives_up(node, monkeypatch):
+    answered = threading.Event()
     monkeypatch.setattr(module, "REPLY_SECONDS", 0.05)
-    monkeypatch.setattr(node.resources, "read_claim", lambda namespace, name: asyncio.Event().wait())
+    monkeypatch.setattr(node.resources, "read_claim", lambda namespace, name: answered.wait())
     refusal = await node.claims.prepare(ref("train"))
+    answered.set()
     assert (refusal.reason, "was not prepared in 0.05 s" in refusal.message) == (Reason.NODE_FAILURE, True)
     assert not node.manager.ledger.grants
 
