@@ -13,10 +13,13 @@ from release.archive import write_archive
 from tests.e2e.cluster import images
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.cluster.host import (
+    ARGO,
     JOBSET,
     KUBERAY,
     KUEUE,
     LWS,
+    MPI_OPERATOR,
+    TRAINER,
     TRAINING_OPERATOR,
     GoPrograms,
     built_programs,
@@ -90,6 +93,54 @@ TRAINING_CONTROLLER = Controller(
         pytorchReplicaSpecs={"Master": {"replicas": 1, "template": {"spec": {"containers": [{**_CONTAINER, "name": "pytorch"}]}}}},
     ),
     ("manifests/overlays/standalone",),
+)
+MPI_CONTROLLER = Controller(
+    "mpi-operator",
+    MPI_OPERATOR,
+    _probe(
+        "kubeflow.org/v2beta1",
+        "MPIJob",
+        mpiReplicaSpecs={"Launcher": {"replicas": 1, "template": _TEMPLATE}, "Worker": {"replicas": 1, "template": _TEMPLATE}},
+    ),
+    ("manifests/overlays/standalone",),
+)
+
+
+def _with_certificate(objects: list[Object]) -> None:
+    """Trainer's own overlay, which needs the network, has the Secret for its certificate."""
+    metadata = {"name": "kubeflow-trainer-webhook-cert", "namespace": "kubeflow-system"}
+    objects.append({"apiVersion": "v1", "kind": "Secret", "metadata": metadata})
+
+
+TRAINER_CONTROLLER = Controller(
+    "trainer",
+    TRAINER,
+    _probe(
+        "trainer.kubeflow.org/v1alpha1",
+        "TrainingRuntime",
+        mlPolicy={"numNodes": 1},
+        template={"spec": {"replicatedJobs": [{"name": "probe", "template": _JOB}]}},
+    ),
+    ("manifests/base/crds", "manifests/base/manager", "manifests/base/rbac", "manifests/base/webhook"),
+    "kubeflow-system",
+    _with_certificate,
+)
+
+
+def _with_own_executor(objects: list[Object]) -> None:
+    """Argo puts its executor into every pod: the one in the controller's image."""
+    [container] = _manager(objects)["spec"]["template"]["spec"]["containers"]
+    executor = f"--executor-image={ARGO_CONTROLLER.image}"
+    container.update(command=["/manager"], args=[executor, "--executor-image-pull-policy=IfNotPresent"])
+
+
+ARGO_CONTROLLER = Controller(
+    "argo",
+    ARGO,
+    _probe("argoproj.io/v1alpha1", "Workflow", entrypoint="probe", templates=[{"name": "probe", "container": {"image": "probe"}}]),
+    ("manifests/base/crds/full", "manifests/base/workflow-controller", "manifests/cluster-install-no-crds/workflow-controller-rbac"),
+    "argo",
+    _with_own_executor,
 )
 
 

@@ -95,6 +95,21 @@ TRAINING_OPERATOR = GoPrograms(
     "",
     ("github.com/kubeflow/training-operator/cmd/training-operator.v1",),
 )
+MPI_OPERATOR = GoPrograms(
+    GoModule(CLUSTER_SOURCE / "mpi-operator", "github.com/kubeflow/mpi-operator"),
+    "",
+    ("github.com/kubeflow/mpi-operator/cmd/mpi-operator",),
+)
+TRAINER = GoPrograms(
+    GoModule(CLUSTER_SOURCE / "trainer", "github.com/kubeflow/trainer/v2"),
+    "",
+    ("github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager",),
+)
+ARGO = GoPrograms(
+    GoModule(CLUSTER_SOURCE / "argo", "github.com/argoproj/argo-workflows/v4"),
+    "",
+    ("github.com/argoproj/argo-workflows/v4/cmd/argoexec", "github.com/argoproj/argo-workflows/v4/cmd/workflow-controller"),
+)
 PROMETHEUS_OPERATOR = GoModule(CLUSTER_SOURCE / "monitoring", "github.com/prometheus-operator/prometheus-operator")
 
 GO_BUILD = ("go", "build", "-p", "2", "-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false")
