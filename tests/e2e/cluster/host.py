@@ -12,6 +12,9 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +41,8 @@ class GoPrograms:
     stamp: str
     """The linker's options that write the version into them."""
     packages: tuple[str, ...]
+    stand_ins: tuple[tuple[str, str], ...] = ()
+    """Files that the published module lacks, each with the file of the module that is compiled in its place."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -109,6 +114,8 @@ ARGO = GoPrograms(
     GoModule(CLUSTER_SOURCE / "argo", "github.com/argoproj/argo-workflows/v4"),
     "",
     ("github.com/argoproj/argo-workflows/v4/cmd/argoexec", "github.com/argoproj/argo-workflows/v4/cmd/workflow-controller"),
+    # The one for macOS has POSIX calls only.
+    (("workflow/executor/osspecific/signal_linux.go", "workflow/executor/osspecific/signal_darwin.go"),),
 )
 PROMETHEUS_OPERATOR = GoModule(CLUSTER_SOURCE / "monitoring", "github.com/prometheus-operator/prometheus-operator")
 
@@ -193,23 +200,41 @@ def _build(programs: GoPrograms, folder: Path, lock: int) -> None:
     unfinished = folder.with_name(folder.name + ".unfinished")
     unfinished.mkdir(exist_ok=True)
     stamp = programs.stamp.format(version=version, minor=version.split(".")[1])
-    build = [*GO_BUILD, "-ldflags", f"-s -w {stamp}", "-o", f"{unfinished}/", *programs.packages]
     environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
-    result = subprocess.run(
-        ["nice", "-n", "19", *build],
-        cwd=programs.module.folder,
-        env=environment,
-        pass_fds=[lock],
-        capture_output=True,
-        text=True,
-        timeout=_BUILD_SECONDS,
-        check=False,
-    )
+    with _completed(programs) as options:
+        build = [*GO_BUILD, *options, "-ldflags", f"-s -w {stamp}", "-o", f"{unfinished}/", *programs.packages]
+        result = subprocess.run(
+            ["nice", "-n", "19", *build],
+            cwd=programs.module.folder,
+            env=environment,
+            pass_fds=[lock],
+            capture_output=True,
+            text=True,
+            timeout=_BUILD_SECONDS,
+            check=False,
+        )
     if result.returncode != 0:
         raise RuntimeError(f"{' '.join(build)} in {programs.module.folder} failed:\n{result.stderr[-4000:]}")
     unfinished.rename(folder)
     for outdated in set(folder.parent.glob(f"{_prefix(programs)}-*")) - {folder}:
         shutil.rmtree(outdated)
+
+
+@contextmanager
+def _completed(programs: GoPrograms) -> Iterator[Sequence[str]]:
+    """Yield the options that build from a copy of the module with the stand-ins; none where it lacks no file."""
+    if not programs.stand_ins:
+        yield ()
+        return
+    with tempfile.TemporaryDirectory() as made:
+        folder, pins = Path(made), programs.module.folder
+        source = shutil.copytree(module_source(programs.module), folder / "source", copy_function=shutil.copyfile)
+        for missing, other in programs.stand_ins:
+            (source / missing).parent.chmod(0o755)  # folders of the module cache are read-only
+            shutil.copyfile(source / other, source / missing)
+        (folder / "go.mod").write_text(f"{(pins / 'go.mod').read_text()}\nreplace {programs.module.path} => {source}\n")
+        shutil.copyfile(pins / "go.sum", folder / "go.sum")
+        yield ("-modfile", str(folder / "go.mod"))
 
 
 def program_folder(programs: GoPrograms) -> Path:
@@ -242,7 +267,8 @@ def _missing_packages() -> list[str]:
 
 def _build_key(programs: GoPrograms) -> str:
     """The pins, the packages and the stamp decide what is built."""
-    digest = hashlib.sha256(" ".join([programs.stamp, *programs.packages]).encode())
+    stand_ins = [f"{missing}={other}" for missing, other in programs.stand_ins]
+    digest = hashlib.sha256(" ".join([programs.stamp, *programs.packages, *stand_ins]).encode())
     for pins in ("go.mod", "go.sum"):
         digest.update((programs.module.folder / pins).read_bytes())
     return f"{_prefix(programs)}-{digest.hexdigest()[:16]}"
