@@ -47,6 +47,7 @@ def both(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
     eventually(lambda: not offered(product), "no device of a driver that has left", seconds=60)
 
 
+@pytest.mark.timeout(480)
 def test_pods_by_both_interfaces_fill_one_gpu_exactly(kubectl: Kubectl, product: Kubectl, node_name: str, shared_gpu: str) -> None:
     """T20."""
     names = {kind: [f"{kind}-{number}" for number in range(OF_EACH)] for kind in ("claim", "ids")}
