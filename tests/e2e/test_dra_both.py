@@ -36,15 +36,18 @@ HOLD = (CLIENT, "hold", "--mib", "1024")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def both(product: Kubectl, node_name: str, scratch_in_tree: Path) -> Iterator[None]:
+def both(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
     """The product with all GPUs for vGPUs and for planned claims."""
     with with_components(product, ["dra", "dra-planned", "dra-both"], scratch_in_tree):
         eventually(lambda: tainted(product) == GPUS, "the taint on all GPUs", otherwise=lambda: str(offered(product)))
-        eventually(lambda: product.get("gpunode", node_name)["status"].get("allocation") == "both", "the setting in the node's object")
+        eventually(
+            lambda: [one["status"].get("allocation") for one in product.all("gpunodes")] == ["both"], "the setting in the node's object"
+        )
         yield
     eventually(lambda: not offered(product), "no device of a driver that has left", seconds=60)
 
 
+@pytest.mark.timeout(480)
 def test_pods_by_both_interfaces_fill_one_gpu_exactly(kubectl: Kubectl, product: Kubectl, node_name: str, shared_gpu: str) -> None:
     """T20."""
     names = {kind: [f"{kind}-{number}" for number in range(OF_EACH)] for kind in ("claim", "ids")}
