@@ -279,8 +279,9 @@ class Preemptor:
         return self._may_be_helped(pod) and decision.asked is not None and may_preempt_from(pod) <= self._context.clock.now()
 
     async def _lowest_priority(self) -> float:
+        """Return the lowest priority of the bound pods that may hold GPUs, by resources or by claims; infinity without one."""
         pods = in_batches(list(self._context.state.pods.values()), MAX_PER_BATCH)
-        return min([self._context.cost_of(pod) async for pod in pods if pod.gpu is not None and pod.node_name], default=inf)
+        return min([self._context.cost_of(pod) async for pod in pods if (pod.gpu is not None or pod.claims) and pod.node_name], default=inf)
 
     async def make_room_of_idle(self, pod: PodFacts, nodes: Iterable[str]) -> bool:
         """End the cheapest idle pods on one of these nodes for a pod that needs only them to end; return whether pods end.

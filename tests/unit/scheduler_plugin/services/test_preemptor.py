@@ -25,6 +25,7 @@ from scheduler_plugin.services.preemptor import Preemptor
 from scheduler_plugin.services.telemetry import Telemetry
 from tests.unit.scheduler_plugin.api import pod_object
 from tests.unit.scheduler_plugin.builders import filter_body, known_gang, make_context, make_node, make_pod, make_share, request_of
+from tests.unit.scheduler_plugin.claim_builders import asking, claim_of, pod_of, result, serve
 
 imported: Any = module
 """With the names that the module imports."""
@@ -116,6 +117,18 @@ async def test_of_several_nodes_the_one_with_the_least_important_pod_is_freed():
         scene.state.set_pod(make_pod(uid, node=node, shares={"main": [make_share(node, 0, 600)]}, priority=5, vgpu="1", vgpu_memory="600"))
     scene.refused("important")
     assert await scene.after(5) == ["n2-0"]
+
+
+async def test_pod_with_claims_ends_where_no_pod_with_vgpus_runs():
+    scene = Scene()
+    for minor in (0, 1):
+        scene.state.drop_pod(f"n1-{minor}")
+    serve(scene.context, make_node("n1", 2))
+    results = [result("n1", minor, memory="600Mi") for minor in (0, 1)]
+    scene.context.claims.holds.set_claim(claim_of("c", asking(count=2, memory="600Mi"), results=results, reserved_for=["claimed"]))
+    scene.state.set_pod(pod_of("claimed", "c", node="n1"))
+    scene.refused("important")
+    assert await scene.after(5) == ["claimed"]
 
 
 @pytest.mark.parametrize(("helps", "seconds"), [(True, ENOUGH_SECONDS), (False, LAST_SECONDS)])
