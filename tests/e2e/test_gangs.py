@@ -55,7 +55,11 @@ def test_gang_goes_to_the_clique_with_room_or_waits_and_says_why(fleet: Fleet) -
         lambda: fleet.why("second-0").get("gang", "").startswith(sentence), "the reason", otherwise=lambda: str(fleet.why("second-0"))
     )
     assert fleet.why("second-0")["gang"].endswith("takes 3")
-    assert any(sentence in event for event in fleet.kubectl.events("second-0"))
+    eventually(
+        lambda: any(sentence in event for event in fleet.kubectl.events("second-0")),
+        "the reason in an event, which comes a moment after the decision",
+        otherwise=lambda: str(fleet.kubectl.events("second-0")),
+    )
     assert not fleet.nodes_of(prefix="second")
 
     fleet.kubectl.delete("pods", "filler-fleet-b1-0")
