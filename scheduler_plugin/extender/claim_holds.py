@@ -92,18 +92,21 @@ class ClaimHolds:
         return origin.counted_as, Use(memory_mib, int(cores or 0) if states_cores else 0, 1, int(not states_cores))
 
     def claims_without(self, ended: AbstractSet[str]) -> frozenset[str]:
-        """Return the UIDs of the allocated claims whose users all end, or are gone already. Args: ended: UIDs of pods."""
-        pods = self._state.pods
+        """Return the UIDs of the allocated claims that no pod uses once these pods have ended. Args: ended: UIDs of pods."""
         allocated = (claim for claim in self._pools.claims.values() if claim.parts is not None)
-        return frozenset(claim.uid for claim in allocated if all(uid in ended or uid not in pods for uid in claim.reserved_for))
+        return frozenset(claim.uid for claim in allocated if self._have_ended(claim.reserved_for, ended))
 
     def freed_on(self, node: str, ended: AbstractSet[str]) -> Sequence[str]:
-        """Return the UIDs of the claims' reservations on a node that end with these pods, or have only users that are gone already."""
-        pods, users = self._state.pods, self._users
+        """Return the UIDs of the reservations on a node of such claims. Args: ended: UIDs of pods."""
+        users = self._users
         if not users:
             return ()
         claims = filter(is_of_claim, self._state.footprints_on(node))
-        return [claim for claim in claims if all(uid in ended or uid not in pods for uid in users.get(claim, ()))]
+        return [claim for claim in claims if self._have_ended(users.get(claim, ()), ended)]
+
+    def _have_ended(self, users: Iterable[str], ended: AbstractSet[str]) -> bool:
+        """Whether each of these pods is among the ended ones or gone already."""
+        return all(uid in ended or uid not in self._state.pods for uid in users)
 
     def footprint_of(self, pod: PodFacts) -> Footprint:
         """Return what becomes free of devices when a pod on a node ends, by the claims that only it uses too."""

@@ -90,32 +90,23 @@ KUEUE = GoPrograms(
 JOBSET = GoPrograms(GoModule(_CONTROLLERS, "sigs.k8s.io/jobset"), "", ("sigs.k8s.io/jobset",))
 LWS = GoPrograms(GoModule(_CONTROLLERS, "sigs.k8s.io/lws"), "", ("sigs.k8s.io/lws/cmd",))
 
-KUBERAY = GoPrograms(
-    GoModule(CLUSTER_SOURCE / "kuberay", "github.com/ray-project/kuberay/ray-operator"),
-    "",
-    ("github.com/ray-project/kuberay/ray-operator",),
-)
-TRAINING_OPERATOR = GoPrograms(
-    GoModule(CLUSTER_SOURCE / "training-operator", "github.com/kubeflow/training-operator"),
-    "",
-    ("github.com/kubeflow/training-operator/cmd/training-operator.v1",),
-)
-MPI_OPERATOR = GoPrograms(
-    GoModule(CLUSTER_SOURCE / "mpi-operator", "github.com/kubeflow/mpi-operator"),
-    "",
-    ("github.com/kubeflow/mpi-operator/cmd/mpi-operator",),
-)
-TRAINER = GoPrograms(
-    GoModule(CLUSTER_SOURCE / "trainer", "github.com/kubeflow/trainer/v2"),
-    "",
-    ("github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager",),
-)
-ARGO = GoPrograms(
-    GoModule(CLUSTER_SOURCE / "argo", "github.com/argoproj/argo-workflows/v4"),
-    "",
-    ("github.com/argoproj/argo-workflows/v4/cmd/argoexec", "github.com/argoproj/argo-workflows/v4/cmd/workflow-controller"),
+
+def _operator(folder: str, path: str, *programs: str, stand_ins: tuple[tuple[str, str], ...] = ()) -> GoPrograms:
+    """Return programs with a go.mod of their own. Args: programs: their folders in the module; empty for the module itself."""
+    return GoPrograms(GoModule(CLUSTER_SOURCE / folder, path), "", tuple(f"{path}/{name}".rstrip("/") for name in programs), stand_ins)
+
+
+KUBERAY = _operator("kuberay", "github.com/ray-project/kuberay/ray-operator", "")
+TRAINING_OPERATOR = _operator("training-operator", "github.com/kubeflow/training-operator", "cmd/training-operator.v1")
+MPI_OPERATOR = _operator("mpi-operator", "github.com/kubeflow/mpi-operator", "cmd/mpi-operator")
+TRAINER = _operator("trainer", "github.com/kubeflow/trainer/v2", "cmd/trainer-controller-manager")
+ARGO = _operator(
+    "argo",
+    "github.com/argoproj/argo-workflows/v4",
+    "cmd/argoexec",
+    "cmd/workflow-controller",
     # The one for macOS has POSIX calls only.
-    (("workflow/executor/osspecific/signal_linux.go", "workflow/executor/osspecific/signal_darwin.go"),),
+    stand_ins=(("workflow/executor/osspecific/signal_linux.go", "workflow/executor/osspecific/signal_darwin.go"),),
 )
 PROMETHEUS_OPERATOR = GoModule(CLUSTER_SOURCE / "monitoring", "github.com/prometheus-operator/prometheus-operator")
 

@@ -106,12 +106,18 @@ def test_each_request_of_claim_finds_room_beside_vgpus() -> None:
     assert len({one["device"] for one in world.results("claimed")}) == 2
 
 
-def test_room_of_claim_is_kept_while_its_write_has_no_answer() -> None:
+def claim_without_answer(dropped: int) -> ClaimWorld:
+    """A pod with a claim and one with vGPUs, of which one fits. Args: dropped: how many writes of the claim are lost."""
     world = ClaimWorld(["n1"], devices=1)
     world.create_pod("claimed", asking(memory="700Mi"))
     world.create_with_ids("ids", 400)
     world.tell()
-    world.drop_requests = 1_000_000
+    world.drop_requests = dropped
+    return world
+
+
+def test_room_of_claim_is_kept_while_its_write_has_no_answer() -> None:
+    world = claim_without_answer(dropped=1_000_000)
 
     async def history() -> None:
         round_ = asyncio.create_task(world.planner.step())
@@ -130,11 +136,7 @@ def test_room_of_claim_is_kept_while_its_write_has_no_answer() -> None:
 
 
 def test_claim_is_not_written_after_its_room_expired() -> None:
-    world = ClaimWorld(["n1"], devices=1)
-    world.create_pod("claimed", asking(memory="700Mi"))
-    world.create_with_ids("ids", 400)
-    world.tell()
-    world.drop_requests = 1
+    world = claim_without_answer(dropped=1)
 
     async def history() -> None:
         round_ = asyncio.create_task(world.planner.step())
