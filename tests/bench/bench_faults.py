@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fault injection: every call of the shim to CUDA and NVML with errors of every class, in every way to take memory (tests/fakes/faults.py).
+"""Fault injection: every call of the shim to CUDA and NVML with each of their errors, in every way to take memory (tests/fakes/faults.py).
 
 Run it alone: ``python -m tests.bench.bench_faults [--quick]``. Ends with status 1 when memory passed uncharged.
 """

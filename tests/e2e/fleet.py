@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A few nodes that exist in the API only, for scenarios that need several nodes: their GPUs, cliques and pods.
 
-API server, kube-scheduler and our extender are real; KWOK keeps the nodes Ready and removes deleted pods. A pod that is bound counts as
-started, because no kubelet runs it.
+API server, kube-scheduler and our extender are real; KWOK keeps the nodes Ready, removes deleted pods and can mark bound ones as running.
+A pod that is bound counts as started, because no kubelet runs it.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aliquot import contract
@@ -127,14 +127,19 @@ def gang(name: str, minimum: int, **further: str) -> dict[str, str]:
 
 
 @contextmanager
-def running_fleet(cluster: Cluster, cliques: Mapping[str, str]) -> Iterator[Fleet]:
-    """Have nodes and schedulers inside the block. Their pods are gone before it ends. Args: cliques: by node, its NVLink fabric."""
+def running_fleet(cluster: Cluster, cliques: Mapping[str, str], *options: str, pods_run: bool = False) -> Iterator[Fleet]:
+    """Have nodes and schedulers inside the block. Their pods are gone before it ends.
+
+    Args: cliques: by node, its NVLink fabric. options: of the extender. pods_run: mark bound pods as running.
+    """
     everywhere = cluster.kubectl()
     made = [f"--filename={ROOT}/deploy/daemonset/{name}.yaml" for name in ("base/crd-gpunodes", "scheduler/priority-classes")]
     everywhere.run("apply", *made)
     everywhere.wait_until_served("gpunodes.aliquot.dev")
     processes = schedulers(cluster)[contract.SCHEDULER_NAME]
-    with fake_nodes_kept_ready(cluster):
+    extender, _ = processes
+    processes[extender] = replace(processes[extender], command=[*processes[extender].command, *options])
+    with fake_nodes_kept_ready(cluster, pods_run=pods_run):
         _make_nodes(Api(cluster.kubeconfig), cliques)
         eventually(lambda: _untainted(everywhere, cliques), "the nodes to be without taints", seconds=READY_SECONDS)
         try:

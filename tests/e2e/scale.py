@@ -58,7 +58,9 @@ _STAGES = (
     "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
     "pod/fast/pod-delete.yaml",
 )
-"""How KWOK's nodes and pods behave: files of its own module. Pods are never said to run: those writes would be no scheduler's."""
+"""How KWOK's nodes and pods behave: files of its own module."""
+_PODS_RUN = "pod/fast/pod-ready.yaml"
+"""Marks bound pods as running and ready. Not where writes are counted: those are no scheduler's."""
 
 
 def make_nodes(api: Api, count: int) -> None:
@@ -120,7 +122,7 @@ def make_pod(name: str, scheduler: str, choices: random.Random) -> Object:
 
 
 @contextmanager
-def fake_nodes_kept_ready(cluster: Cluster) -> Iterator[None]:
+def fake_nodes_kept_ready(cluster: Cluster, *, pods_run: bool = False) -> Iterator[None]:
     """KWOK in the place of a thousand kubelets, and a node controller that waits as long as their leases last."""
     programs = built_programs(KWOK)
     manager = cluster.component("kube-controller-manager")
@@ -130,7 +132,10 @@ def fake_nodes_kept_ready(cluster: Cluster) -> Iterator[None]:
     cluster.start("kube-controller-manager", patient)
     stages = module_source(KWOK.module) / "kustomize/stage"
     nodes = ["--manage-all-nodes=false", "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake"]
-    behaviour = [f"--node-lease-duration-seconds={_LEASE_SECONDS}", *(f"--config={stages / name}" for name in _STAGES)]
+    behaviour = [
+        f"--node-lease-duration-seconds={_LEASE_SECONDS}",
+        *(f"--config={stages / name}" for name in (*_STAGES, *[_PODS_RUN] * pods_run)),
+    ]
     cluster.start(
         "kwok",
         Component(

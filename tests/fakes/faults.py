@@ -36,8 +36,8 @@ from tests.fakes.recording_driver import build_recording_driver
 ERRORS: Final = (
     1, 2, 3, 4, 36, 46, 100, 101, 201, 214, 400, 401, 500, 600, 700, 708, 709, 719, 800, 801, 802, 900, 901, 904, 905, 906, 908, 909, 999,
 )  # fmt: skip
-"""CUresult values: one or more of every class (arguments, memory, start and end, devices, contexts, handles, not found, not ready, sticky
-errors of kernels, permission, support, captures, time, unknown)."""
+"""CUresult values that come in every way: one or more of every class (arguments, memory, start and end, devices, contexts, handles, not
+found, not ready, sticky errors of kernels, permission, support, captures, time, unknown)."""
 
 NVML_PREFIX: Final = "nvml"
 """Of a question to NVML."""
@@ -64,10 +64,19 @@ def nvml_questions() -> tuple[str, ...]:
     return tuple(dict.fromkeys(re.findall(r'"(nvml\w+)"', (INTERPOSE_DIR / "driver_nvml.c").read_text())))
 
 
+def cuda_errors() -> tuple[int, ...]:
+    """Return every error of CUDA."""
+    return _numbers("cuda_abi.h", "CUDA_ERROR")
+
+
 def nvml_errors() -> tuple[int, ...]:
     """Return every error of NVML."""
-    text = (INTERPOSE_DIR.parent / "abi/nvml_abi.h").read_text()
-    return tuple(int(number) for number in re.findall(r"\bNVML_ERROR_\w+ = (\d+)", text))
+    return _numbers("nvml_abi.h", "NVML_ERROR")
+
+
+def _numbers(header: str, prefix: str) -> tuple[int, ...]:
+    text = (INTERPOSE_DIR.parent / "abi" / header).read_text()
+    return tuple(int(number) for number in re.findall(rf"\b{prefix}_\w+ = (\d+)", text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +114,12 @@ class Outcome:
     findings: tuple[Finding, ...]
 
 
-def all_cases(errors: Sequence[int] = ERRORS) -> list[Case]:
-    """Return each question to CUDA with each error, start and period."""
-    return [Case(*parts) for parts in itertools.product(questions(), errors, STARTS, PERIODS)]
+def all_cases() -> list[Case]:
+    """Return each question to CUDA with each error: those of ``ERRORS`` with each start and period, the others with one after another."""
+    others = [error for error in cuda_errors() if error not in ERRORS]
+    ways = itertools.cycle(itertools.product(STARTS, PERIODS))
+    every_way = (Case(*parts) for parts in itertools.product(questions(), ERRORS, STARTS, PERIODS))
+    return [*every_way, *(Case(question, error, *next(ways)) for question in questions() for error in others)]
 
 
 def nvml_cases() -> list[Case]:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No memory passes uncharged because a query to the driver failed: each query with errors of each class, in every way to take memory.
+"""No memory passes uncharged because a query to the driver failed: each query with each error, in every way to take memory.
 
 A few cases of each query here; ``make bench`` runs all of them.
 """
 
+import itertools
 import re
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def test_every_call_of_shim_to_nvml_is_asked_about():
     assert len(faults.nvml_errors()) > 30
 
 
-def test_errors_that_shim_tells_apart_are_among_those_injected():
+def test_errors_that_shim_tells_apart_come_in_every_way():
     numbers = {
         name: int(number)
         for name, number in re.findall(r"\b(CUDA_ERROR_\w+) = (\d+)", (SOURCE_TREE / "cuda_shim/abi/cuda_abi.h").read_text())
@@ -66,6 +67,12 @@ def test_errors_that_shim_tells_apart_are_among_those_injected():
     compared = set(re.findall(r"[=!]= (CUDA_ERROR_\w+)", sources)) | set(re.findall(r"case (CUDA_ERROR_\w+)", sources))
     assert {"CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_NOT_READY"} <= compared
     assert {numbers[name] for name in compared} <= set(faults.ERRORS)
+
+
+def test_each_query_gets_each_error_of_cuda():
+    assert set(faults.ERRORS) < set(faults.cuda_errors())
+    pairs = {(case.question, case.error) for case in faults.all_cases()}
+    assert pairs == set(itertools.product(faults.questions(), faults.cuda_errors()))
 
 
 def test_without_fault_every_way_takes_memory_up_to_limit(faulty):
