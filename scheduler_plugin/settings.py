@@ -144,7 +144,10 @@ class Settings:
     adopt_nvidia_gpu: Annotated[bool, Row("also manage pods that request plain nvidia.com/gpu, as whole GPUs")] = False
     count_whole_gpus: Annotated[
         bool,
-        Row("write the memory of whole GPUs into pods, for quotas; only if all GPUs have the same size, also in pools without nodes"),
+        Row(
+            "write the memory of whole GPUs into pods, for quotas; only if all GPUs, or all of each queue, have the same size, also in "
+            "pools without nodes"
+        ),
     ] = False
     replaced_schedulers: Annotated[
         str, Row("schedulerName of GPU pods that our scheduler takes over, as a comma list; other names are kept, with a warning")

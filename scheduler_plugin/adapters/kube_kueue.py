@@ -17,6 +17,8 @@ FIELD_MANAGER: Final = "aliquot-fits"
 WORKLOADS_PATH: Final = f"/{API}/workloads"
 CHECKS_PATH: Final = f"/{API}/admissionchecks"
 FLAVORS_PATH: Final = f"/{API}/resourceflavors"
+LOCAL_QUEUES_PATH: Final = f"/{API}/localqueues"
+CLUSTER_QUEUES_PATH: Final = f"/{API}/clusterqueues"
 _APPLY: Final = {"fieldManager": FIELD_MANAGER, "force": "true"}
 
 

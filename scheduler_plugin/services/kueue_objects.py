@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from scheduler_plugin.core.admit.kueue import AdmissionCheck, Flavor, Workload
+from scheduler_plugin.core.admit.queues import ClusterQueue, LocalQueue, Queue
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class Kept(Generic[_K, _T]):
 
 
 class KueueObjects:
-    """Workloads, admission checks and flavors."""
+    """Workloads, admission checks, flavors and queues."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._changed = asyncio.Event()
@@ -81,8 +82,18 @@ class KueueObjects:
         self.checks: Kept[str, AdmissionCheck] = Kept(lambda item: item.name, monotonic, self._changed.set)
         self.flavors: Kept[str, Flavor] = Kept(lambda item: item.name, monotonic, self._changed.set)
 
+        # A change of a queue wakes no one: templates are reviewed as the queues are at that moment.
+        self.local_queues: Kept[tuple[str, str], LocalQueue] = Kept(lambda item: item.key, monotonic, _nothing)
+        self.cluster_queues: Kept[str, ClusterQueue] = Kept(lambda item: item.name, monotonic, _nothing)
+
+    def queue(self, namespace: str, name: str) -> Queue | None:
+        """Return what the ClusterQueue behind a LocalQueue says about GPU memory; None if it says nothing, or one of them is missing."""
+        local = self.local_queues.by_key.get((namespace, name))
+        shared = self.cluster_queues.by_key.get(local.cluster_queue) if local is not None else None
+        return shared.queue(self.flavors.by_key) if shared is not None else None
+
     def listed_since(self, moment: float) -> bool:
-        """Whether workloads were listed as they were at a moment or later, and the other kinds at any time."""
+        """Whether workloads were listed as they were at a moment or later, and checks and flavors at any time."""
         others = min(self.checks.listed_from, self.flavors.listed_from)
         return self.workloads.listed_from >= moment and others > float("-inf")
 
@@ -92,3 +103,7 @@ class KueueObjects:
             async with asyncio.timeout(timeout_seconds):  # wait_for of Python 3.11 loses a cancellation at the same moment
                 await self._changed.wait()
         self._changed.clear()
+
+
+def _nothing() -> None:
+    pass

@@ -4,6 +4,7 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, Final
 
 from aliquot import contract
@@ -11,6 +12,7 @@ from aliquot.contract import units
 from aliquot.contract.errors import ContractError, QuantityError, quote
 from aliquot.contract.model import Preferences
 from aliquot.placement.request import RequestError, pod_preferences
+from scheduler_plugin.core.admit.queues import Queue
 from scheduler_plugin.core.classes import DEFAULT_CLASSES, Profile
 from scheduler_plugin.webhook.draft import Draft, DraftContainer
 
@@ -20,8 +22,16 @@ an upgrade, the usable memory of one model differs by less than a percent; betwe
 
 DeviceSizes = Callable[[Preferences], Collection[int]]
 """The memory sizes, in MiB, of the GPUs on which a pod with these preferences can run."""
+SizesBehind = Callable[[Mapping[str, Any], Queue | None, Preferences], Collection[int]]
+"""The same for a pod with this spec, of this queue."""
+FindQueue = Callable[[str, str], Queue | None]
+"""Finds a queue of Kueue by namespace and name."""
 MigProfiles = Callable[[Preferences], Mapping[str, int]]
 """The MIG profiles that a pod with these preferences can get, each with the MiB of its smallest instance."""
+
+
+def no_queue(_namespace: str, _name: str) -> None:
+    """Find no queue: Kueue's are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,18 @@ class Options:
     """Whether kube-scheduler serves ``spec.schedulingGroup``."""
     gangs_from_owners: bool = False
     """Whether gangs are found in PodGroups and owners."""
+    sizes_behind: SizesBehind | None = None
+    """None where the labels of nodes are not known."""
+    find_queue: FindQueue = field(default=no_queue)
+    queue: Queue | None = None
+    """The queue of the pod; None without one, or if it is not known."""
+
+    def behind(self, spec: Mapping[str, Any], namespace: str, queue_name: str) -> "Options":
+        """Return the options for a pod that its spec and its queue keep to some nodes. Args: queue_name: empty without a queue."""
+        if self.sizes_behind is None:
+            return self
+        queue = self.find_queue(namespace, queue_name) if queue_name else None
+        return replace(self, device_sizes=partial(self.sizes_behind, spec, queue), queue=queue)
 
 
 def take_amount(container: DraftContainer, resource: str, read: Callable[[str], int]) -> int | None:

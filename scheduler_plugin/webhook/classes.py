@@ -13,11 +13,11 @@ from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.errors import quote
 from aliquot.placement.request import RequestError
+from scheduler_plugin.core.admit.queues import QUEUE_LABEL
 from scheduler_plugin.core.classes import Profile
 from scheduler_plugin.webhook.amounts import Options, part_of_memory
 from scheduler_plugin.webhook.draft import Draft, DraftContainer
 
-QUEUE: Final = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
 _AMOUNTS: Final = (contract.RESOURCE_VGPU_MEMORY, contract.RESOURCE_VGPU_MEMORY_PERCENT, contract.RESOURCE_VGPU_CORES)
 
@@ -53,7 +53,7 @@ def profile_of(labels: Mapping[str, str], classes: Mapping[str, Profile]) -> Pro
 
 def queue_priority(labels: Mapping[str, str], profile: Profile) -> dict[str, str]:
     """Return the label that gives an object in a queue Kueue's priority; empty if it has one, or the profile names none."""
-    wanted = bool(profile.kueue_priority_class) and QUEUE in labels and QUEUE_PRIORITY not in labels
+    wanted = bool(profile.kueue_priority_class) and QUEUE_LABEL in labels and QUEUE_PRIORITY not in labels
     return {QUEUE_PRIORITY: profile.kueue_priority_class} if wanted else {}
 
 

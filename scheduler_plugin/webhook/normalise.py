@@ -10,8 +10,9 @@ Where nodes give out GPUs by dynamic resource allocation, the resources then bec
 A pod that asks for no GPU is not changed, with one exception: amounts of zero are removed if no other system serves that resource.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any, Final
 
 from aliquot import contract
@@ -20,13 +21,14 @@ from aliquot.contract.errors import ContractError, quote
 from aliquot.contract.model import ContainerRequest, Isolation, NumaMode, PodRequest, Preferences
 from aliquot.placement import model_name
 from aliquot.placement.request import RequestError, pod_request
+from scheduler_plugin.core.admit.queues import Queue
 from scheduler_plugin.core.claims.templates import ClaimTemplate
 from scheduler_plugin.core.cluster.durations import check_durations
 from scheduler_plugin.core.cluster.gang import gang_of
 from scheduler_plugin.core.cluster.pods import asks_gpu
 from scheduler_plugin.core.consolidate.movable import check_movable
 from scheduler_plugin.webhook.adoption import in_our_words, speaks_to_us, stays_with_its_owner, system_of
-from scheduler_plugin.webhook.amounts import Options
+from scheduler_plugin.webhook.amounts import Options, part_of_memory
 from scheduler_plugin.webhook.claims import is_translated, translate_to_claims
 from scheduler_plugin.webhook.classes import apply_class
 from scheduler_plugin.webhook.draft import Draft, DraftContainer, Json
@@ -106,6 +108,10 @@ class Normaliser:
         options = replace(self.options, count_whole_gpus=False)
         return replace(self, tolerate_gpu_taint=False, removed_annotations=(), options=options, applies_classes=False)
 
+    def behind(self, spec: Mapping[str, Any], namespace: str, queue_name: str) -> "Normaliser":
+        """Return the rules for a pod that its spec and its queue keep to some nodes. Args: queue_name: empty without a queue."""
+        return replace(self, options=self.options.behind(spec, namespace, queue_name))
+
     def places(self, pod: Mapping[str, Any]) -> bool:
         """Whether a pod, or a template of pods, asks our scheduler for a GPU. An invalid one counts: its author has yet to correct it."""
         name = (pod.get("spec") or {}).get("schedulerName") or ""
@@ -178,7 +184,7 @@ class Normaliser:
                 gang_of("", draft.annotations)
             check_durations(draft.annotations)
             check_movable(draft.annotations)
-            request = pod_request(draft.pod())
+            request = _count_percentages(draft, pod_request(draft.pod()), self.options)
             _check_instances(request)
             _check_names(request.preferences)
             _count_whole_gpus(draft, request, self.options)
@@ -257,25 +263,58 @@ def _settle_amounts(container: DraftContainer) -> None:
         container.limits.setdefault(contract.RESOURCE_VGPU, "1")
 
 
+def _count_percentages(draft: Draft, request: PodRequest, options: Options) -> PodRequest:
+    """Turn percentages into MiB for a queue that counts MiB, if all GPUs of its flavors have one size. Return the request after that."""
+    asking = [asked for asked in request.containers if asked.memory_percent is not None]
+    if not asking or options.queue is None or options.queue.counts_percentages:
+        return request
+    containers = {container.name: container for container in draft.containers}
+    for asked in asking:
+        part = Fraction(asked.memory_percent or 0, asked.vgpus * units.WHOLE_GPU_PERCENT)
+        memory = part_of_memory(draft, part, f"container {asked.container}", options)
+        if memory.resource == contract.RESOURCE_VGPU_MEMORY_PERCENT:
+            draft.warnings.append(f"container {asked.container}: Kueue has no quota for a percentage: {_of_one_size(options.queue)}")
+            continue
+        container = containers[asked.container]
+        container.take(contract.RESOURCE_VGPU_MEMORY_PERCENT)
+        container.ask(memory.resource, asked.vgpus * memory.amount)
+    return pod_request(draft.pod())
+
+
+def _of_one_size(queue: Queue) -> str:
+    return (
+        f"the GPUs of ClusterQueue {queue.name} differ in size or are not known: use one ClusterQueue for each size, or "
+        f"name the model with {contract.ANNOTATION_GPU_TYPE}"
+    )
+
+
 def _count_whole_gpus(draft: Draft, request: PodRequest, options: Options) -> None:
     """Set the memory of containers that ask for whole GPUs, so that a quota counts it. Raises RequestError.
 
-    Only where all GPUs have exactly the same memory: on a larger GPU the pod would get a part instead of the whole, and on a smaller one it
-    would not fit. GPUs that do not exist yet count as well, such as those of a node pool scaled to zero, so only the settings can say
-    whether all are the same. While no GPU is known, no memory is set, and what a template has from before stays.
+    Only where all GPUs, or all of the pod's queue, have exactly the same memory: on a larger GPU the pod would get a part instead of the
+    whole, and on a smaller one it would not fit. GPUs that do not exist yet count as well, such as those of a node pool scaled to zero, so
+    only the settings can say whether all are the same. While no GPU is known, no memory is set, and what a template has from before stays.
     """
     whole = _whole_gpus(request)
     sizes = options.device_sizes(request.preferences) if whole else ()
-    containers = {container.name: container for container in draft.containers}
     for asked in whole:
         if asked.memory_bytes is None:
-            if options.count_whole_gpus and len(sizes) == 1:
-                containers[asked.container].ask(contract.RESOURCE_VGPU_MEMORY, asked.vgpus * min(sizes))
+            if options.count_whole_gpus:
+                _count_whole(draft, asked, sizes, options.queue)
         elif sizes and asked.memory_bytes not in [units.mib_to_bytes(asked.vgpus * size) for size in sizes]:
             raise RequestError(
                 f"container {asked.container} asks for a part of a GPU's memory with {contract.ANNOTATION_ISOLATION}: exclusive, which "
                 f"gives whole GPUs: remove {contract.RESOURCE_VGPU_MEMORY}, or the annotation"
             )
+
+
+def _count_whole(draft: Draft, asked: ContainerRequest, sizes: Collection[int], queue: Queue | None) -> None:
+    """Set the memory of a container with whole GPUs if they have one size."""
+    if len(sizes) == 1:
+        (container,) = (one for one in draft.containers if one.name == asked.container)
+        container.ask(contract.RESOURCE_VGPU_MEMORY, asked.vgpus * min(sizes))
+    elif queue is not None:
+        draft.warnings.append(f"container {asked.container}: Kueue counts no memory for a whole GPU: {_of_one_size(queue)}")
 
 
 def _whole_gpus(request: PodRequest) -> list[ContainerRequest]:

@@ -24,6 +24,7 @@ from aliquot import contract
 from aliquot.contract.errors import quote
 from aliquot.contract.model import Allocation
 from aliquot.placement.request import RequestError
+from scheduler_plugin.core.admit.queues import QUEUE_LABEL
 from scheduler_plugin.core.claims.templates import ClaimTemplate
 from scheduler_plugin.errors import WireError
 from scheduler_plugin.webhook.adoption import becomes
@@ -32,7 +33,7 @@ from scheduler_plugin.webhook.claims import hold_for_planning
 from scheduler_plugin.webhook.grouper import Grouper
 from scheduler_plugin.webhook.groups import Finding
 from scheduler_plugin.webhook.normalise import UNTOUCHED, Normaliser, Outcome
-from scheduler_plugin.webhook.templates import Templates
+from scheduler_plugin.webhook.templates import Templates, labels_of
 
 API_VERSION: Final = "admission.k8s.io/v1"
 MAX_WARNING_CHARS: Final = 240
@@ -151,7 +152,7 @@ class Reviews:
         request = _decode(body)
         if request.operation != "CREATE" or request.object is None or self._ours.serves(request.object):
             return self._answer(request.uid, "untouched")  # the pods that are ours anyway are reviewed by /mutate
-        outcome = self._adopting.admit(request.object, await self._find_gang(self._adopting, request))
+        outcome = _behind(self._adopting, request).admit(request.object, await self._find_gang(self._adopting, request))
         if not outcome.system:
             return self._answer(request.uid, "untouched")
         warnings: tuple[str, ...] = ()
@@ -186,7 +187,7 @@ class Reviews:
         if request.object is None:
             return self._answer(request.uid, "untouched")
         old = request.old_object if request.operation == "UPDATE" else None
-        outcome = templates.admit(request.kind.group, request.kind.kind, request.object, old)
+        outcome = templates.admit(request.kind.group, request.kind.kind, request.object, old, request.namespace)
         name = "template" if outcome.patch else "untouched"
         return self._answer(request.uid, name, patch=outcome.patch, warnings=outcome.warnings)
 
@@ -207,7 +208,7 @@ class Reviews:
             rules = await self._rules_for(pod, request.namespace, normaliser)
         except RequestError as exc:
             return Outcome(refusal=str(exc))
-        return rules.admit(pod, await self._find_gang(normaliser, request))
+        return _behind(rules, request).admit(pod, await self._find_gang(normaliser, request))
 
     async def _mutate(self, body: bytes, normaliser: Normaliser) -> bytes:
         request = _decode(body)
@@ -248,6 +249,12 @@ class Reviews:
         if warnings:
             response["warnings"] = [warning[:MAX_WARNING_CHARS] for warning in warnings]
         return msgspec.json.encode({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response})
+
+
+def _behind(rules: Normaliser, request: _Request) -> Normaliser:
+    """Return the rules for a pod that its spec and its own queue keep to some nodes."""
+    pod = request.object or {}
+    return rules.behind(pod.get("spec") or {}, request.namespace, str(labels_of(pod).get(QUEUE_LABEL) or ""))
 
 
 def _name_of(outcome: Outcome) -> str:

@@ -16,8 +16,10 @@ from typing import Any, Final
 from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.errors import ContractError
+from scheduler_plugin.core.admit.queues import DEFAULT_QUEUE, QUEUE_LABEL
 from scheduler_plugin.core.cluster.pods import asks_gpu
 from scheduler_plugin.webhook import per_gpu
+from scheduler_plugin.webhook.amounts import Options
 from scheduler_plugin.webhook.classes import queue_priority
 from scheduler_plugin.webhook.draft import GROUPS, DraftContainer, Json
 from scheduler_plugin.webhook.normalise import UNTOUCHED, Normaliser, Outcome
@@ -91,6 +93,7 @@ KINDS: Final = (
 
 _BY_KIND: Final = {(kind.group, kind.kind): kind for kind in KINDS}
 _GANG: Final = (contract.ANNOTATION_GANG, contract.ANNOTATION_GANG_MIN)
+_BESIDE_MEMORY: Final = tuple(name for name in contract.RESOURCES_OF_VGPUS if name != contract.RESOURCE_VGPU_MEMORY)
 _NAMELESS: Final = "unnamed"
 _ANNOTATIONS: Final = "/metadata/annotations"
 _RESOURCES: Final = "/resources"
@@ -134,16 +137,19 @@ class Templates:
         """Args: normaliser: the rules for pods."""
         self._normaliser = normaliser
 
-    def admit(self, group: str, kind: str, found: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> Outcome:
+    def admit(self, group: str, kind: str, found: Mapping[str, Any], old: Mapping[str, Any] | None = None, namespace: str = "") -> Outcome:
         """Decide on an object that is being created or, with ``old``, updated. It is never refused."""
         known = _BY_KIND.get((group, kind))
         if known is None or (_is_controlled(found) and not known.controlled):
             return UNTOUCHED
         owner = {"kind": known.controller, "name": _name(found), "controller": True}
+        queue_name = str(labels_of(found).get(QUEUE_LABEL) or DEFAULT_QUEUE)
         operations: list[Json] = []
         warnings: list[str] = []
         for place, was in _changed_places(known, found, old):
-            outcome = self._rewrite(place.pod(owner), was.pod(owner) if was is not None else None)
+            pod = place.pod(owner)
+            rules = self._normaliser.behind(pod["spec"], namespace, queue_name)
+            outcome = _rewrite(rules, pod, was.pod(owner) if was is not None else None)
             operations += place.operations(outcome.patch)
             warnings += [text for text in (*_warnings(outcome, place), *self._lost_around(found, place, owner)) if text not in warnings]
         if old is None:
@@ -159,58 +165,70 @@ class Templates:
 
     def _queue_priority(self, found: Mapping[str, Any], places: Iterator[_Place]) -> Iterator[Json]:
         """Yield the operation that gives an object in a queue Kueue's priority, by the class of its first template that has one."""
-        labels = _labels(found)
+        labels = labels_of(found)
         for place in places:
-            profile = self._normaliser.options.classes.get(_labels(place.value).get(contract.LABEL_CLASS, ""))
+            profile = self._normaliser.options.classes.get(labels_of(place.value).get(contract.LABEL_CLASS, ""))
             if profile is not None:
                 if added := queue_priority(labels, profile):
                     yield {"op": "add", "path": "/metadata/labels", "value": {**labels, **added}}
                 return
 
-    def _rewrite(self, pod: Json, old: Json | None) -> Outcome:
-        """Return the changes to the pod of a template."""
-        if not isinstance(pod["spec"], dict):
-            return UNTOUCHED
-        if old is None or not isinstance(old["spec"], dict):
-            outcome = self._normaliser.admit(pod)
-            return replace(outcome, patch=_without_gang(outcome.patch, pod))
-        cleared = self._without_derived(pod, old)
-        outcome = self._normaliser.admit(cleared)
-        if outcome.refusal:
-            return outcome
-        patch = _without_gang(outcome.patch, pod)
-        patch += _cleared_resources(pod, cleared, patch)
-        if _amounts(old) not in (_amounts(pod), _amounts(_patched(cleared, patch))):
-            return replace(outcome, patch=patch)
-        return replace(outcome, patch=_undoing(patch, old), warnings=())
 
-    def _without_derived(self, pod: Json, old: Json) -> Json:
-        """Return the pod without the amounts that an earlier review wrote into it and that its words in another vocabulary replace.
+def _rewrite(rules: Normaliser, pod: Json, old: Json | None) -> Outcome:
+    """Return the changes to the pod of a template."""
+    if not isinstance(pod["spec"], dict):
+        return UNTOUCHED
+    if old is None or not isinstance(old["spec"], dict):
+        outcome = rules.admit(pod)
+        return replace(outcome, patch=_without_gang(outcome.patch, pod))
+    cleared = _without_derived(rules, pod, old)
+    outcome = rules.admit(cleared)
+    if outcome.refusal:
+        return outcome
+    patch = _without_gang(outcome.patch, pod)
+    patch += _cleared_resources(pod, cleared, patch)
+    if _amounts(old) not in (_amounts(pod), _amounts(_patched(cleared, patch))):
+        return replace(outcome, patch=patch)
+    return replace(outcome, patch=_undoing(patch, old), warnings=())
 
-        ``kubectl apply`` keeps what it did not write: a second apply of a manifest in HAMi's words has those beside ours.
-        """
-        result, previous = deepcopy(pod), dict(_containers(old))
-        annotated = _foreign_annotations(pod) != _foreign_annotations(old)
-        derived = self._from_annotations(old) if annotated else set()
-        for key, container in _containers(result):
-            was = previous.get(key)
-            if was is None:
-                continue
-            asked = per_gpu.asking_system(_draft(container), self._normaliser.options)
-            if key in derived or (asked is not None and per_gpu.asking_system(_draft(was), self._normaliser.options) is None):
-                _remove_equal(container, was, apart=asked.names if asked is not None else ())
-        return result
 
-    def _from_annotations(self, old: Json) -> set[tuple[str, str]]:
-        """Return the containers whose amounts in a template come from its annotations."""
-        bare = deepcopy(old)
-        for _, container in _containers(bare):
-            _remove_equal(container, container)
-        outcome = self._normaliser.admit(bare)
-        if outcome.refusal:
-            return set()
-        again = dict(_containers(_patched(bare, outcome.patch)))
-        return {key for key, container in _containers(old) if _of(container) == _of(again[key]) != _of({})}
+def _without_derived(rules: Normaliser, pod: Json, old: Json) -> Json:
+    """Return the pod without the amounts that an earlier review wrote into it and that its words in another vocabulary replace.
+
+    ``kubectl apply`` keeps what it did not write: a second apply of a manifest in HAMi's words has those beside ours.
+    """
+    result, previous = deepcopy(pod), dict(_containers(old))
+    annotated = _foreign_annotations(pod) != _foreign_annotations(old)
+    derived = _from_annotations(rules, old) if annotated else set()
+    for key, container in _containers(result):
+        was = previous.get(key)
+        if was is None:
+            continue
+        stated, is_back = _own_words(_draft(container), _draft(was), rules.options)
+        if is_back or key in derived:
+            _remove_equal(container, was, apart=stated)
+    return result
+
+
+def _own_words(container: DraftContainer, was: DraftContainer, options: Options) -> tuple[Sequence[str], bool]:
+    """Return the resources of a container's own words, which a review replaces, and whether they are back in a container without them."""
+    asked = per_gpu.asking_system(container, options)
+    if asked is not None:
+        return asked.names, per_gpu.asking_system(was, options) is None
+    percent = contract.RESOURCE_VGPU_MEMORY_PERCENT
+    return (_BESIDE_MEMORY, not was.has(percent)) if container.has(percent) else ((), False)
+
+
+def _from_annotations(rules: Normaliser, old: Json) -> set[tuple[str, str]]:
+    """Return the containers whose amounts in a template come from its annotations."""
+    bare = deepcopy(old)
+    for _, container in _containers(bare):
+        _remove_equal(container, container)
+    outcome = rules.admit(bare)
+    if outcome.refusal:
+        return set()
+    again = dict(_containers(_patched(bare, outcome.patch)))
+    return {key for key, container in _containers(old) if _of(container) == _of(again[key]) != _of({})}
 
 
 def _is_controlled(found: Mapping[str, Any]) -> bool:
@@ -219,7 +237,8 @@ def _is_controlled(found: Mapping[str, Any]) -> bool:
     return any(isinstance(owner, dict) and owner.get("controller") for owner in (owners if isinstance(owners, list) else ()))
 
 
-def _labels(found: Mapping[str, Any]) -> Mapping[str, str]:
+def labels_of(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the labels of an object; empty if it has none, or in another form."""
     metadata = found.get("metadata")
     labels = metadata.get("labels") if isinstance(metadata, dict) else None
     return labels if isinstance(labels, dict) else {}

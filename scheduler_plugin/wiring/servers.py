@@ -24,11 +24,12 @@ from scheduler_plugin.ports import ObjectApi
 from scheduler_plugin.services.certificate_controller import CertificateController
 from scheduler_plugin.services.telemetry import Telemetry
 from scheduler_plugin.settings import Settings
+from scheduler_plugin.webhook.amounts import FindQueue
 from scheduler_plugin.wiring.cluster import Cluster
 from scheduler_plugin.wiring.leaders import Leaders
 from scheduler_plugin.wiring.pages import StatusPages, explain_pages
 from scheduler_plugin.wiring.scheduling import Scheduling
-from scheduler_plugin.wiring.verbs import ExtenderVerbs, webhook_verbs
+from scheduler_plugin.wiring.verbs import ExtenderVerbs, Nodes, webhook_verbs
 
 WEBHOOK_BODY_BYTES: Final = 8 << 20
 """The API server's own limit for an object is 3 MiB."""
@@ -79,9 +80,11 @@ class Servers:
         scheduling: Scheduling,
         certificates: Certificates,
         objects: ObjectApi,
+        find_queue: FindQueue,
     ) -> None:
         self._settings = settings
         self._objects = objects
+        self._find_queue = find_queue
         self._cluster = cluster
         self._leaders = leaders
         self._scheduling = scheduling
@@ -115,10 +118,9 @@ class Servers:
         host, port = split_address("webhookAddress", self._settings.webhook_address)
         certificates = self._certificates
         tls = certificates.files if certificates.controller is None else certificates.serving.context
-        scheduling = self._scheduling
-        verbs = webhook_verbs(
-            self._settings, self._cluster.context, scheduling.telemetry, self._objects, scheduling.templates, self._verbs.foretell
-        )
+        scheduling, cluster = self._scheduling, self._cluster
+        nodes, foretell = Nodes(cluster.watch.directory, self._find_queue), self._verbs.foretell
+        verbs = webhook_verbs(self._settings, cluster.context, scheduling.telemetry, self._objects, scheduling.templates, foretell, nodes)
         return HttpServer(host, port, verbs=verbs, max_body_bytes=WEBHOOK_BODY_BYTES, tls=tls)
 
     def _dashboard(self) -> HttpServer:

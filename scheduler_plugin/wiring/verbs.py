@@ -6,7 +6,7 @@ their replies that this replica does not decide now.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -17,6 +17,8 @@ from aliquot.contract.features import Gate
 from aliquot.contract.model import Allocation, Device
 from aliquot.placement import mig
 from scheduler_plugin.adapters.http import Verb
+from scheduler_plugin.core.admit.nodes import NodeDirectory
+from scheduler_plugin.core.admit.queues import GpuSizes
 from scheduler_plugin.core.cluster.objects import PodObject, pod_facts
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState
@@ -35,7 +37,7 @@ from scheduler_plugin.services.nominator import Nominator
 from scheduler_plugin.services.telemetry import Call, Telemetry
 from scheduler_plugin.settings import Answer, GangsFromOwners, Settings
 from scheduler_plugin.webhook.allocation import AllocationRule
-from scheduler_plugin.webhook.amounts import HAMI, Options
+from scheduler_plugin.webhook.amounts import HAMI, FindQueue, Options
 from scheduler_plugin.webhook.grouper import Grouper
 from scheduler_plugin.webhook.normalise import Normaliser
 from scheduler_plugin.webhook.review import Reviews
@@ -112,6 +114,14 @@ class ExtenderVerbs:
         return reply
 
 
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """What is known of the nodes that a pod can use."""
+
+    directory: NodeDirectory
+    find_queue: FindQueue
+
+
 def webhook_verbs(
     settings: Settings,
     context: ExtenderContext,
@@ -119,9 +129,10 @@ def webhook_verbs(
     objects: ObjectApi,
     templates: ClaimTemplates | None,
     on_valid: Callable[[Mapping[str, Any]], None],
+    nodes: Nodes,
 ) -> Mapping[str, Verb]:
     """Return the webhook's verbs by path. Args: on_valid: as for ``Reviews``."""
-    normaliser = replace(make_normaliser(settings, context.state), as_claims=templates is not None)
+    normaliser = replace(make_normaliser(settings, context.state, nodes), as_claims=templates is not None)
 
     def grouper(rules: Normaliser) -> Grouper:
         return Grouper(rules, objects, context.clock.monotonic, for_all=settings.gangs_from_owners is GangsFromOwners.ALL)
@@ -136,8 +147,8 @@ def webhook_verbs(
     return Reviews(normaliser, telemetry.count_admission, telemetry.count_adoption, found_in_owners, templates, rule, on_valid).by_path()
 
 
-def make_normaliser(settings: Settings, state: ClusterState) -> Normaliser:
-    """Construct the webhook's rules."""
+def make_normaliser(settings: Settings, state: ClusterState, nodes: Nodes | None = None) -> Normaliser:
+    """Construct the webhook's rules. Args: nodes: None if a share counts for all nodes alike."""
     options = Options(
         lambda preferences: device_sizes(state.columns, preferences),
         settings.adopt_nvidia_gpu,
@@ -148,6 +159,8 @@ def make_normaliser(settings: Settings, state: ClusterState) -> Normaliser:
         scheduling_groups=settings.scheduling_groups,
         gangs_from_owners=Gate.GANGS_FROM_OWNERS in settings.gates,
     )
+    if nodes is not None:
+        options = replace(options, sizes_behind=GpuSizes(state, nodes.directory), find_queue=nodes.find_queue)
     return Normaliser(
         options,
         settings.scheduler_name,

@@ -16,6 +16,7 @@ import yaml
 from kubernetes.utils.quantity import parse_quantity
 
 from aliquot import contract
+from aliquot.contract.gpunode import API_VERSION
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.controllers import KUEUE_CONTROLLER, installed
 from tests.e2e.kubectl import Kubectl, Object, eventually
@@ -29,8 +30,10 @@ from tests.e2e.product import (
     Client,
     Slice,
     assigned_uuids,
+    wait_until_rolled_out,
     with_components,
 )
+from tests.e2e.scale import inventory, node_object
 from tests.rendering import DEPLOY, EXAMPLES
 
 SHIPPED = DEPLOY / "kueue"
@@ -38,6 +41,8 @@ CONFIGURATION = "controller_manager_config.yaml"
 QUEUE = "kueue.x-k8s.io/queue-name"
 START_SECONDS = 90
 HALF_LIFE_SECONDS = 10
+SMALL_MIB = 81_558
+"""Of the GPUs of a second node."""
 WHOLE = Slice(GPU_MEMORY_MIB)
 
 
@@ -395,6 +400,81 @@ def test_queue_that_used_less_goes_first_and_use_is_forgotten(kubectl: Kubectl, 
         assert why_waiting(kubectl, "heavy-2"), "it came before"
         used_before = consumed()
         eventually(lambda: 0 < consumed() * 2 <= used_before, "half of the use to be forgotten", seconds=6 * HALF_LIFE_SECONDS)
+
+
+@pytest.fixture
+def counting_whole_gpus(kueue: Kubectl) -> Iterator[Kubectl]:
+    """The product as with component count-whole-gpus too; as before afterwards."""
+    system = kueue.within(AGENT_NAMESPACE)
+    for change in ("ALIQUOT_COUNT_WHOLE_GPUS=true", "ALIQUOT_COUNT_WHOLE_GPUS-"):
+        system.run("set", "env", "deployment/aliquot-scheduler", "--containers=extender", change)
+        system.run("rollout", "status", "deployment/aliquot-scheduler", "--timeout=120s", timeout_seconds=150)
+        wait_until_rolled_out(system)
+        if not change.endswith("-"):
+            yield kueue
+
+
+@pytest.fixture
+def small_node(kubectl: Kubectl) -> Iterator[str]:
+    """A node that exists in the API only, with smaller GPUs than the real one."""
+    name = "smaller-1"
+    devices = [{**device, "memoryMib": SMALL_MIB} for device in inventory(name)["devices"]]
+    made = {"apiVersion": API_VERSION, "kind": contract.GPU_NODE_KIND, "metadata": {"name": name}}
+    kubectl.apply(node_object(name), made)
+    status = json.dumps({"status": {**inventory(name), "devices": devices}})
+    kubectl.run("patch", "gpunode", name, "--subresource=status", "--type=merge", f"--patch={status}")
+    yield name
+    kubectl.delete("gpunode", name)
+    kubectl.delete("node", name)
+
+
+def queue_of_node(node: str, name: str) -> list[Object]:
+    """A flavor of one node, and a queue for it."""
+    amounts = {contract.RESOURCE_VGPU: 64, contract.RESOURCE_VGPU_MEMORY: GPUS * GPU_MEMORY_MIB}
+    resources = [{"name": resource, "nominalQuota": str(amount)} for resource, amount in amounts.items()]
+    group = {"coveredResources": list(amounts), "flavors": [{"name": name, "resources": resources}]}
+    version, metadata = "kueue.x-k8s.io/v1beta2", {"name": name}
+    labels = {"nodeLabels": {"kubernetes.io/hostname": node}}
+    return [
+        {"apiVersion": version, "kind": "ResourceFlavor", "metadata": metadata, "spec": labels},
+        {"apiVersion": version, "kind": "ClusterQueue", "metadata": metadata, "spec": {"namespaceSelector": {}, "resourceGroups": [group]}},
+        {"apiVersion": version, "kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": name}},
+    ]
+
+
+def knows(kubectl: Kubectl, job: Object) -> bool:
+    """Whether a Job with a percentage would be stored with MiB now."""
+    stored = json.loads(kubectl.run("create", "--dry-run=server", "--output=json", "--filename=-", stdin=json.dumps(job)))
+    return contract.RESOURCE_VGPU_MEMORY in stored["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+def test_kueue_counts_shares_and_whole_gpus_by_flavor_of_queue(
+    kubectl: Kubectl, counting_whole_gpus: Kubectl, node_name: str, small_node: str
+) -> None:
+    del counting_whole_gpus
+    asking = {
+        "whole": {contract.RESOURCE_VGPU: "1"},
+        "half": {contract.RESOURCE_VGPU: "1", contract.RESOURCE_VGPU_MEMORY_PERCENT: "50"},
+        "hami": {"nvidia.com/gpu": "2", "nvidia.com/gpumem-percentage": "25"},
+    }
+    queues = [*queue_of_node(node_name, "large"), *queue_of_node(small_node, "small")]
+    kubectl.apply(*queues)
+    try:
+        eventually(lambda: knows(kubectl, queued_job("probe", asking["half"], "small")), "the webhook to have seen the queues")
+        for queue, mib in (("large", GPU_MEMORY_MIB), ("small", SMALL_MIB)):
+            kubectl.apply(*(queued_job(f"{name}-{queue}", limits, queue) for name, limits in asking.items()))
+            for name, parts in {"whole": [mib], "half": [mib // 2], "hami": [mib // 4] * 2}.items():
+                counted = {contract.RESOURCE_VGPU: len(parts), contract.RESOURCE_VGPU_MEMORY: sum(parts)}
+                wait_until_counted(kubectl, f"{name}-{queue}", counted)
+                if queue == "large":
+                    [pod] = running(kubectl, f"{name}-{queue}", 1)
+                    assert [device["total_bytes"] // MIB for device in Client(kubectl, pod).devices()] == parts
+    finally:
+        kubectl.run("delete", "jobs", "--all", "--now", "--cascade=foreground", timeout_seconds=START_SECONDS)
+        for item in reversed(queues):
+            kubectl.delete(f"{item['kind'].lower()}.kueue.x-k8s.io", item["metadata"]["name"])
 
 
 @pytest.mark.timeout(300)

@@ -107,6 +107,13 @@ class NodeRules:
         """Return the rules of a pod that also requires these labels, and has these tolerations too."""
         return NodeRules(tuple(sorted({*self.selector, *labels.items()})), self.terms, (*self.tolerations, *tolerations))
 
+    def agree_with(self, labels: Mapping[str, str]) -> bool:
+        """Whether a pod with these rules may use a node that has these labels among others. Kueue chooses flavors by this."""
+        if any(labels.get(key, value) != value for key, value in self.selector):
+            return False
+        known = ([one for one in term.match_expressions if one.key in labels] for term in self.terms or ())
+        return self.terms is None or any(all(one.met(labels) for one in expressions) for expressions in known)
+
     def allow(self, node: NodeFacts) -> bool:
         """Whether a pod with these rules may use a node."""
         if any(node.labels.get(key) != value for key, value in self.selector):

@@ -339,9 +339,17 @@ def _unwanted_types(columns: Columns, rows: Rows, preferences: Preferences) -> B
     return unwanted
 
 
-def device_sizes(columns: Columns, preferences: Preferences) -> set[int]:
-    """Return the memory sizes, in MiB, of the GPUs that a pod with these preferences can share, including used and unhealthy ones."""
+def device_sizes(columns: Columns, preferences: Preferences, on: Sequence[int] | None = None) -> set[int]:
+    """Return the memory sizes, in MiB, of the GPUs that a pod with these preferences can share, including used and unhealthy ones.
+
+    Args:
+        on: only in these rows, of nodes.
+    """
     wanted = columns.present & ~columns.mig
+    if on is not None:
+        elsewhere = np.ones(len(wanted), dtype=np.bool_)
+        elsewhere[on] = False
+        wanted[elsewhere] = False
     rows = np.arange(len(wanted))
     if preferences.gpu_uuid or preferences.gpu_uuid_not:
         wanted &= ~_unwanted_uuids(columns, rows, preferences)
