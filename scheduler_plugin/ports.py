@@ -134,6 +134,14 @@ class CheckApi(Protocol):
         ...
 
 
+class BoostApi(Protocol):
+    """The API of Kueue, as a longest wait needs it. Calls raise KubeApiError."""
+
+    async def boost(self, namespace: str, name: str, version: str, amount: int) -> None:
+        """Add an amount to the priority of a workload. Raises KubeConflictError if the workload changed since this version."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TemplateRecord:
     """A ResourceClaimTemplate that the webhook made, as it is stored."""

@@ -83,6 +83,9 @@ ANNOTATION_CONSOLIDATION: Final = "aliquot.dev/consolidation"
 ANNOTATION_HOLD: Final = "aliquot.dev/hold"
 """On pods of a workload that Kueue admitted: WORKLOAD/POD-SET, for which the scheduler keeps seats. Kueue copies it from the answer of the
 admission check ``aliquot.dev/fits``."""
+ANNOTATION_MAX_WAIT: Final = "aliquot.dev/max-wait"
+"""On a PriorityClass, or a WorkloadPriorityClass of Kueue: duration, such as ``30m``, after which a workload of the class that still waits
+for quota goes first in its queue (alpha)."""
 ANNOTATION_RETRY: Final = "aliquot.dev/retry"
 """The scheduler changes it on a pending pod, so that kube-scheduler tries the pod again. The value has no meaning."""
 

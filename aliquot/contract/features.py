@@ -2,7 +2,7 @@
 """The features with their maturity, and the feature gates that alpha features are behind.
 
 The setting ``featureGates`` of the agent opens gates: ``MpsIsolation=true,Pausing=true``, or ``AllAlpha=true`` for all. The scheduler has
-the same setting, for the gates ``Consolidation``, ``Backfill``, ``GangsFromOwners``, ``AdmissionCheck``, ``Interference`` and
+the same setting, for the gates ``Consolidation``, ``Backfill``, ``GangsFromOwners``, ``AdmissionCheck``, ``MaxWait``, ``Interference`` and
 ``DynamicResourceAllocation``. A gate is closed by default. A beta or stable feature has no gate. Each component of the manifests that
 installs an alpha feature opens its gate by an environment variable of its own, ``ALIQUOT_FEATURE_GATES_<COMPONENT>``. The setting comes
 after these, so it can close a gate again.
@@ -35,6 +35,7 @@ class Gate(StrEnum):
     DYNAMIC_MIG = "DynamicMig"
     CONSOLIDATION = "Consolidation"
     ADMISSION_CHECK = "AdmissionCheck"
+    MAX_WAIT = "MaxWait"
     BACKFILL = "Backfill"
     GANGS_FROM_OWNERS = "GangsFromOwners"
     INTERFERENCE = "Interference"
@@ -81,6 +82,7 @@ FEATURES: Final = (
     Feature("MIG instances made on demand", Maturity.ALPHA, "0.1", Gate.DYNAMIC_MIG),
     Feature("consolidation", Maturity.ALPHA, "0.1", Gate.CONSOLIDATION),
     Feature("admission check for Kueue that holds GPUs", Maturity.ALPHA, "0.1", Gate.ADMISSION_CHECK),
+    Feature("longest wait in Kueue by priority class", Maturity.ALPHA, "0.1", Gate.MAX_WAIT),
     Feature("room held for the pod that waits longest, and backfill", Maturity.ALPHA, "0.1", Gate.BACKFILL),
     Feature("gangs from owners and PodGroups", Maturity.ALPHA, "0.1", Gate.GANGS_FROM_OWNERS),
     Feature("partners on a GPU by measured use", Maturity.ALPHA, "0.1", Gate.INTERFERENCE),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from scheduler_plugin.core.admit.kueue import AdmissionCheck, Flavor, Workload
+from scheduler_plugin.core.admit.kueue import AdmissionCheck, Flavor, PriorityClass, Workload
 from scheduler_plugin.core.admit.queues import ClusterQueue, LocalQueue, Queue
 
 logger = logging.getLogger(__name__)
@@ -74,13 +74,17 @@ class Kept(Generic[_K, _T]):
 
 
 class KueueObjects:
-    """Workloads, admission checks, flavors and queues."""
+    """Workloads, admission checks, flavors, queues, and the classes that give priorities."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._changed = asyncio.Event()
         self.workloads: Kept[tuple[str, str], Workload] = Kept(lambda item: item.key, monotonic, self._changed.set)
         self.checks: Kept[str, AdmissionCheck] = Kept(lambda item: item.name, monotonic, self._changed.set)
         self.flavors: Kept[str, Flavor] = Kept(lambda item: item.name, monotonic, self._changed.set)
+        self.classes: Mapping[str, Kept[str, PriorityClass]] = {
+            kind: Kept(lambda item: item.name, monotonic, self._changed.set) for kind in ("PriorityClass", "WorkloadPriorityClass")
+        }
+        """By kind."""
 
         # A change of a queue wakes no one: templates are reviewed as the queues are at that moment.
         self.local_queues: Kept[tuple[str, str], LocalQueue] = Kept(lambda item: item.key, monotonic, _nothing)

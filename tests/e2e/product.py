@@ -91,6 +91,14 @@ def install(kubectl: Kubectl) -> None:
     )
 
 
+def install_without_agents(kubectl: Kubectl) -> None:
+    """Install the scheduler with its webhook alone, for a cluster without GPUs."""
+    install_manifests(kubectl)
+    system = kubectl.within(AGENT_NAMESPACE)
+    system.delete("daemonset", "aliquot-agent")
+    wait_until_schedulers_rolled_out(system)
+
+
 def install_manifests(kubectl: Kubectl) -> None:
     """Apply the manifests, as docs/use/install.md says, and return at once."""
     kubectl.apply_kustomization(SIMULATED_OVERLAY)
@@ -133,6 +141,11 @@ def _objects(kubectl: Kubectl, folder: Path) -> set[tuple[str, str, str]]:
 def wait_until_rolled_out(system: Kubectl) -> None:
     """Wait until every agent and scheduler is the current one and serves."""
     wait_until_agents_rolled_out(system)
+    wait_until_schedulers_rolled_out(system)
+
+
+def wait_until_schedulers_rolled_out(system: Kubectl) -> None:
+    """Wait until every scheduler, which is the webhook too, is the current one and serves."""
     eventually(
         lambda: _schedulers_rolled_out(system), "every scheduler", seconds=INSTALL_SECONDS, otherwise=lambda: explain(system, "scheduler")
     )

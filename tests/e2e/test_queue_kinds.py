@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,15 @@ import yaml
 from kubernetes.utils.quantity import parse_quantity
 
 from aliquot import contract
+from scheduler_plugin.core.admit.kueue import PRIORITY_BOOST
+from scheduler_plugin.core.cluster.durations import parse_duration
+from scheduler_plugin.services.max_waits import BOOST
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.cluster.host import KUEUE, GoModule, module_source
 from tests.e2e.controllers import JOBSET_CONTROLLER, KUBERAY_CONTROLLER, KUEUE_CONTROLLER, LWS_CONTROLLER, TRAINING_CONTROLLER, installed
-from tests.e2e.kubectl import Kubectl, Object, eventually
+from tests.e2e.kubectl import Kubectl, KubectlError, Object, eventually
 from tests.e2e.product import GPU_MEMORY_MIB, GPUS, Slice, with_components
+from tests.e2e.test_admission import SCHEDULER_ACCOUNT
 from tests.e2e.test_owner_groups import RAY, TORCH, annotation, gangs_from_owners, job, jobset, leader_worker_set, members, template
 from tests.e2e.test_queues import (
     CONFIGURATION,
@@ -31,6 +36,7 @@ from tests.e2e.test_queues import (
     configure,
     queued_job,
     running,
+    why_waiting,
     workloads_of,
 )
 
@@ -41,27 +47,29 @@ COUNTED = {contract.RESOURCE_VGPU: 4, contract.RESOURCE_VGPU_MEMORY: 4 * GPU_MEM
 """Of a workload with two pods."""
 API = "kueue.x-k8s.io/v1beta2"
 AUTOSCALER = GoModule(KUEUE.module.folder, "k8s.io/autoscaler/cluster-autoscaler/apis")
+MAX_WAIT = "45s"
 REQUESTS = "provisioningrequests.autoscaling.x-k8s.io"
 
 
 def configure_kinds(objects: Sequence[Object]) -> None:
-    """Let Kueue serve PyTorchJobs too, and share fairly between queues."""
+    """Let Kueue serve PyTorchJobs too, share fairly between queues, and read boosts of priorities."""
     configure(objects)
     [data] = [item["data"] for item in objects if item["kind"] == "ConfigMap" and CONFIGURATION in item["data"]]
     settings = yaml.safe_load(data[CONFIGURATION])
     settings["integrations"]["frameworks"].append("kubeflow.org/pytorchjob")
+    settings["featureGates"] = {"PriorityBoost": True}
     settings["fairSharing"] = {"preemptionStrategies": ["LessThanOrEqualToFinalShare", "LessThanInitialShare"]}
     data[CONFIGURATION] = yaml.safe_dump(settings)
 
 
 @pytest.fixture(scope="module")
 def kinds(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[Kubectl]:
-    """The product with its check and gangs from owners, Kueue, and the controllers of the kinds; gone afterwards."""
+    """The product with its check, longest waits and gangs from owners, Kueue, and the controllers of the kinds; gone afterwards."""
     request_kind = module_source(AUTOSCALER) / "config/crd/autoscaling.x-k8s.io_provisioningrequests.yaml"
     controllers = (JOBSET_CONTROLLER, LWS_CONTROLLER, KUBERAY_CONTROLLER, TRAINING_CONTROLLER)
     product.run("apply", "--server-side", f"--filename={request_kind}")
     with (
-        with_components(product, ["kueue", "gangs-from-owners"], scratch_in_tree),
+        with_components(product, ["kueue", "kueue-max-wait", "gangs-from-owners"], scratch_in_tree),
         installed(product, node, *controllers, replace(KUEUE_CONTROLLER, configure=configure_kinds)),
     ):
         yield product
@@ -85,7 +93,7 @@ def queues(kubectl: Kubectl, *made: Object) -> Iterator[None]:
         yield
     finally:
         for item in reversed(objects):
-            kubectl.delete(f"{item['kind'].lower()}.kueue.x-k8s.io", item["metadata"]["name"])
+            kubectl.delete(f"{item['kind'].lower()}.{item['apiVersion'].partition('/')[0]}", item["metadata"]["name"])
 
 
 def queue(name: str, gpus: int, **spec: object) -> list[Object]:
@@ -214,6 +222,51 @@ def test_two_queues_without_quota_share_what_is_lent_in_halves(labelled: Kubectl
             assert reasons - {None} == {"InCohortFairSharing"}
         finally:
             labelled.run("delete", "jobs", "--all", "--now", "--cascade=foreground", timeout_seconds=START_SECONDS)
+
+
+def test_low_job_starts_after_longest_wait_of_its_class(labelled: Kubectl) -> None:
+    classes = [priority_class("e2e-important", 1000), priority_class("e2e-low", 0), priority_class("e2e-patient", 0, MAX_WAIT)]
+    important = [f"important-{number}" for number in range(3)]
+
+    def runs(name: str) -> bool:
+        return bool(labelled.all("pods", f"--selector=batch.kubernetes.io/job-name={name}", "--field-selector=status.phase=Running"))
+
+    with queues(labelled, *classes, *queue("waits", 1, preemption={"withinClusterQueue": "LowerPriority"})):
+        try:
+            labelled.apply(*(queued_job(name, WHOLE.limits, "waits", priority_class="e2e-important") for name in important))
+            labelled.apply(*(queued_job(name, WHOLE.limits, "waits", priority_class=f"e2e-{name}") for name in ("low", "patient")))
+            # One important job after the other: for the others there is never room.
+            first = eventually(lambda: next(filter(runs, important), None), "an important job to run", seconds=START_SECONDS)
+            labelled.delete("job", first)
+            later = [name for name in important if name != first]
+            second = eventually(lambda: next(filter(runs, later), None), "the next important job to run", seconds=START_SECONDS)
+
+            running(labelled, "patient", 1)
+            [waited] = workloads_of(labelled, "patient")
+            reserved = condition(labelled, "patient", "QuotaReserved")["lastTransitionTime"]
+            assert seconds_between(waited["metadata"]["creationTimestamp"], reserved) >= parse_duration(MAX_WAIT)
+            assert waited["metadata"]["annotations"][PRIORITY_BOOST] == str(BOOST)
+            other = {"apiVersion": API, "kind": "Workload", "metadata": {"name": waited["metadata"]["name"], "labels": {"other": "label"}}}
+            with pytest.raises(KubectlError, match="changes only annotation"):
+                labelled.run(
+                    "apply", "--server-side", "--validate=false", "--filename=-", f"--as={SCHEDULER_ACCOUNT}", stdin=yaml.safe_dump(other)
+                )
+            assert condition(labelled, second, "Preempted")["reason"] == "InClusterQueue"
+            labelled.apply(queued_job("newest", WHOLE.limits, "waits", priority_class="e2e-important"))
+            eventually(lambda: why_waiting(labelled, "newest"), "Kueue to say why an important job waits", seconds=START_SECONDS)
+            assert [name for name in (*later, "low", "patient", "newest") if runs(name)] == ["patient"]
+        finally:
+            labelled.run("delete", "jobs", "--all", "--now", "--cascade=foreground", timeout_seconds=START_SECONDS)
+
+
+def priority_class(name: str, value: int, max_wait: str = "") -> Object:
+    """A class of Kubernetes, with the longest wait in a queue."""
+    metadata = {"name": name, "annotations": {contract.ANNOTATION_MAX_WAIT: max_wait} if max_wait else {}}
+    return {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": metadata, "value": value}
+
+
+def seconds_between(early: str, late: str) -> float:
+    return (datetime.fromisoformat(late) - datetime.fromisoformat(early)).total_seconds()
 
 
 def test_no_seat_is_held_before_autoscaler_has_answered(labelled: Kubectl) -> None:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole scheduler with the admission check, against the API over HTTP; the test plays Kueue and kube-scheduler."""
+"""The whole scheduler with what it does for Kueue, against the API over HTTP; the test plays Kueue and kube-scheduler."""
 
 import json
 from typing import Any
 
 from aliquot import contract
 from aliquot.contract.features import Gate
+from scheduler_plugin.core.admit.kueue import PRIORITY_BOOST
 from scheduler_plugin.settings import Answer
 from tests.integration.test_extender import api, running
 from tests.unit.scheduler_plugin.api import FakeApi, pod_object
@@ -113,6 +114,22 @@ async def test_restarted_scheduler_holds_seats_before_it_places_other_pods(api: 
         reply = await extender.filter(other, "n1", "n2")  # waits until the seats are reserved again
         assert not reply["NodeNames"]
         assert extender.scheduler.cluster.context.workload_seats.seats == 4
+
+
+async def test_workload_gets_boost_after_longest_wait_of_its_class(api: FakeApi) -> None:
+    for name, metadata in (("patient", {"annotations": {contract.ANNOTATION_MAX_WAIT: "1s"}}), ("other", {})):
+        await api.put("priorityclasses", {"metadata": {"name": name, **metadata}, "value": 0})
+        item = workload(name, 1, 400)
+        item["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+        item["spec"]["priorityClassRef"] = {"group": "scheduling.k8s.io", "kind": "PriorityClass", "name": name}
+        await api.put("workloads", {**item, "status": {}})
+
+    def boosts() -> list[str]:
+        return [key[1] for key, item in api.objects["workloads"].items() if PRIORITY_BOOST in item["metadata"].get("annotations", {})]
+
+    async with running(api, feature_gates=f"{Gate.MAX_WAIT}=true") as extender:
+        await extender.until(lambda: bool(boosts()), SECONDS)
+    assert boosts() == ["patient"]
 
 
 async def test_closed_gate_reads_and_answers_nothing(api: FakeApi) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kueue's objects, reduced to what the admission check reads: workloads, admission checks and flavors (kueue.x-k8s.io/v1beta2).
+"""Kueue's objects, reduced to what we read: workloads, admission checks, flavors and priority classes (kueue.x-k8s.io/v1beta2).
 
 Source: apis/kueue/v1beta2 of Kueue 0.19.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -12,12 +12,15 @@ from typing import Annotated, Final
 
 import msgspec
 
+from aliquot import contract
 from scheduler_plugin.core.admit.nodes import Toleration
 from scheduler_plugin.core.cluster.objects import Metadata
 
 API: Final = "apis/kueue.x-k8s.io/v1beta2"
 API_VERSION: Final = "kueue.x-k8s.io/v1beta2"
 CONTROLLER_NAME: Final = "aliquot.dev/fits"
+PRIORITY_BOOST: Final = "kueue.x-k8s.io/priority-boost"
+"""On a workload: what Kueue adds to its priority, with Kueue's feature gate PriorityBoost."""
 
 
 class State(StrEnum):
@@ -90,6 +93,12 @@ class Workload:
     """Of an elastic job that grows: the name of the workload for its old size."""
     was_evicted: bool = False
     """Whether it lost its quota once."""
+    priority_class: tuple[str, str] = ("", "")
+    """Kind and name of the class that gives its priority."""
+    is_boosted: bool = False
+    """Whether it has a boost of its priority, ours or another's."""
+    stopped_at: float = 0.0
+    """When it was last stopped, in whole seconds since 1970; 0 if it was not."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -132,6 +141,11 @@ class Workload:
         """Whether it would take quota that another workload gives back."""
         return self.is_active and not self.is_reserved and not self.is_finished
 
+    @property
+    def waits_since(self) -> float:
+        """The time since which it has not run, in seconds since 1970. An eviction before it was admitted does not begin a new wait."""
+        return max(self.created_at, self.stopped_at)
+
 
 class AdmissionCheck(msgspec.Struct, frozen=True):
     """An admission check."""
@@ -141,6 +155,14 @@ class AdmissionCheck(msgspec.Struct, frozen=True):
     generation: int
     active_generation: int
     """The generation for which it is Active; -1 if it is not."""
+
+
+class PriorityClass(msgspec.Struct, frozen=True):
+    """A PriorityClass or WorkloadPriorityClass."""
+
+    name: str
+    max_wait: str
+    """The duration as it stands there; empty if it states none."""
 
 
 class Flavor(msgspec.Struct, frozen=True):
@@ -242,9 +264,15 @@ class _Status(msgspec.Struct, rename="camel"):
     reclaimable_pods: list[_Reclaimable] | None = None
 
 
+class _ClassRef(msgspec.Struct):
+    kind: str = ""
+    name: str = ""
+
+
 class _Spec(msgspec.Struct, rename="camel"):
     pod_sets: list[_PodSet] = []
     priority: int | None = None
+    priority_class_ref: _ClassRef = msgspec.field(default_factory=_ClassRef)
     active: bool | None = None
 
 
@@ -260,6 +288,8 @@ def decode_workload(raw: bytes | msgspec.Raw) -> Workload:
     metadata, status = item.metadata, item.status
     conditions = status.conditions or ()
     true = {one.type: one.last_transition_time for one in conditions if one.status == "True"}
+    annotations, of_class = metadata.annotations or {}, item.spec.priority_class_ref
+    was_evicted = any(one.type == "Evicted" for one in conditions)
     return Workload(
         metadata.namespace,
         metadata.name,
@@ -276,14 +306,23 @@ def decode_workload(raw: bytes | msgspec.Raw) -> Workload:
         frozenset(owner.uid for owner in metadata.owner_references or ()),
         _seconds(metadata.creation_timestamp),
         _seconds(true.get("QuotaReserved")),
-        *_slices(metadata.annotations or {}),
-        any(one.type == "Evicted" for one in conditions),
+        *_slices(annotations),
+        was_evicted,
+        (of_class.kind, of_class.name),
+        PRIORITY_BOOST in annotations,
+        _stopped_at(conditions) if was_evicted else 0.0,
     )
 
 
 def _seconds(moment: datetime | None) -> float:
     """Return a time in seconds since 1970; 0 if it is not stated."""
     return 0.0 if moment is None else moment.timestamp()
+
+
+def _stopped_at(conditions: Iterable[_Condition]) -> float:
+    """Return when Kueue took back the admission of a workload that was evicted; 0 if it was not admitted before."""
+    stopped = [one.last_transition_time for one in conditions if (one.type, one.status) == ("Admitted", "False")]
+    return _seconds(stopped[0]) if stopped else 0.0
 
 
 def _slices(annotations: Mapping[str, str]) -> tuple[str, str]:
@@ -307,6 +346,10 @@ def _pod_sets(item: _WorkloadObject) -> Iterator[PodSet]:
             raise msgspec.ValidationError(f"the topology assignment of pod set {stated.name} has lists of different lengths") from exc
         left, template = max(0, count - reclaimed.get(stated.name, 0)), stated.template.copy()
         yield PodSet(stated.name, left, template, frozenset(given.flavors.values()), domains)
+
+
+class _WithMetadata(msgspec.Struct):
+    metadata: Metadata
 
 
 class _CheckMetadata(msgspec.Struct):
@@ -340,6 +383,12 @@ def decode_check(raw: bytes | msgspec.Raw) -> AdmissionCheck:
     conditions = item.status.conditions or ()
     active = next((one.observed_generation for one in conditions if (one.type, one.status) == ("Active", "True")), -1)
     return AdmissionCheck(item.metadata.name, item.spec.controller_name, item.metadata.generation, active)
+
+
+def decode_priority_class(raw: bytes | msgspec.Raw) -> PriorityClass:
+    """Read a PriorityClass or WorkloadPriorityClass. Raises msgspec.DecodeError."""
+    metadata = msgspec.json.decode(raw, type=_WithMetadata).metadata
+    return PriorityClass(metadata.name, (metadata.annotations or {}).get(contract.ANNOTATION_MAX_WAIT, ""))
 
 
 class _FlavorSpec(msgspec.Struct, rename="camel"):

@@ -154,6 +154,17 @@ class Cluster:
         eventually(lambda: self.in_node("test", "-S", CONTAINERD_SOCKET).returncode == 0, "containerd's socket", seconds=30)
         self._ctr("images", "import", "--local", str(archive.resolve()))
 
+    @contextmanager
+    def api_of(self, other: "Cluster") -> Iterator[str]:
+        """Let the pods of this cluster reach the API server of another one inside the block. Yields: its URL for them."""
+        log = self.run_dir / "log/other-api.log"
+        port, forwarding = forward.start(other._init_pid(), NODE_ADDRESS, API_PORT, log, on_node=self._init_pid())
+        try:
+            yield f"https://{NODE_ADDRESS}:{port}"
+        finally:
+            forwarding.terminate()
+            forwarding.wait()
+
     def in_node(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command as root on the node."""
         enter = ["nsenter", f"--target={self._init_pid()}", "--mount", "--net", "--pid", "--ipc", "--uts", "--cgroup", "--"]
@@ -199,12 +210,12 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster() -> Iterator[Cluster]:
+def running_cluster(run_dir: Path = RUN) -> Iterator[Cluster]:
     """A cluster for the time of a block: one of its own, or the one that ``up`` left running. Two runs on one machine take turns."""
     BUILD.mkdir(parents=True, exist_ok=True)
-    with RUN.with_suffix(".lock").open("w") as lock:
+    with run_dir.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        cluster = Cluster()
+        cluster = Cluster(run_dir)
         if cluster.is_up():
             yield cluster
             return

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A way in: a port of this machine's loopback that leads to the API server inside the node's network namespace.
+"""A way in: a port of this machine's loopback, or of another node, that leads to the API server inside a node's network namespace.
 
-The listening socket is made here, then this process enters the node's network namespace and dials from there; a socket
+The listening socket is made first, then this process enters the node's network namespace and dials from there; a socket
 stays in the namespace it was made in. Run as a program::
 
     python -m tests.e2e.cluster.forward LISTENING_FD NODE_PID ADDRESS PORT
@@ -13,18 +13,20 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 _CLONE_NEWNET = 0x40000000
 _CHUNK_BYTES = 65536
 
 
-def start(node_pid: int, address: str, port: int, log: Path) -> tuple[int, subprocess.Popen[bytes]]:
+def start(node_pid: int, address: str, port: int, log: Path, on_node: int | None = None) -> tuple[int, subprocess.Popen[bytes]]:
     """Start forwarding.
 
-    Returns: the port on 127.0.0.1, and the process, which ends when the node does.
+    Args: on_node: the PID of another node that has the same address. Its pods get the port there.
+    Returns: the port on 127.0.0.1 or on that address, and the process, which ends when the node does.
     """
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
+    with _listening("127.0.0.1") if on_node is None else _listening_on(on_node, address) as listening:
         descriptor = listening.fileno()
         command = [sys.executable, "-m", __name__, str(descriptor), str(node_pid), address, str(port)]
         forwarding = subprocess.Popen(
@@ -36,6 +38,16 @@ def start(node_pid: int, address: str, port: int, log: Path) -> tuple[int, subpr
             start_new_session=True,
         )
         return listening.getsockname()[1], forwarding
+
+
+def _listening(address: str) -> socket.socket:
+    return socket.create_server((address, 0), backlog=128)
+
+
+def _listening_on(node_pid: int, address: str) -> socket.socket:
+    """Return a socket that listens in a node's network namespace: only the thread that makes it enters there."""
+    with ThreadPoolExecutor(1, initializer=_enter_network, initargs=(node_pid,)) as thread:
+        return thread.submit(_listening, address).result()
 
 
 def _enter_network(node_pid: int) -> None:

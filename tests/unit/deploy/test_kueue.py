@@ -14,6 +14,10 @@ import yaml
 
 from aliquot import contract
 from aliquot.contract import units
+from aliquot.contract.features import Gate
+from scheduler_plugin.adapters.kube_kueue import CLASS_PATHS, WORKLOADS_PATH
+from scheduler_plugin.core.admit.kueue import PRIORITY_BOOST
+from scheduler_plugin.settings import Settings
 from scheduler_plugin.webhook import per_gpu
 from scheduler_plugin.webhook.amounts import HAMI, Options, PerGpu
 from scheduler_plugin.webhook.normalise import Normaliser
@@ -23,6 +27,7 @@ from tests.rendering import DEPLOY
 FOLDER = DEPLOY / "kueue"
 RESOURCES = yaml.safe_load((FOLDER / "configuration.yaml").read_text())["resources"]
 QUEUES = sorted(set(FOLDER.glob("*.yaml")) - {FOLDER / "configuration.yaml"})
+VERSIONS = {"kueue.x-k8s.io": "v1beta2", "scheduling.k8s.io": "v1"}
 COUNTED = (contract.RESOURCE_VGPU, contract.RESOURCE_VGPU_MEMORY)
 NORMALISER = Normaliser(Options(lambda _: (81920,), adopt_nvidia_gpu=True))
 
@@ -90,6 +95,46 @@ def test_queues_name_flavors_cohorts_and_topologies_of_their_file(path: Path) ->
         named |= {(kind, spec[field]) for field, kind in (("clusterQueue", "ClusterQueue"), ("topologyName", "Topology")) if field in spec}
         named |= {("Cohort", spec["parentName"])} if "parentName" in spec else set()
         assert named <= there
+
+
+def test_queues_of_manager_name_checks_and_workers_of_their_file() -> None:
+    listed = list(yaml.safe_load_all((FOLDER / "multikueue.yaml").read_text()))
+    objects = {(item["kind"], item["metadata"]["name"]): item.get("spec", {}) for item in listed}
+    checks = [one["name"] for one in objects["ClusterQueue", "all-workers"]["admissionChecksStrategy"]["admissionChecks"]]
+    configs = [objects["AdmissionCheck", check]["parameters"]["name"] for check in checks]
+    workers = [worker for config in configs for worker in objects["MultiKueueConfig", config]["clusters"]]
+    assert {("MultiKueueCluster", worker) for worker in workers} <= objects.keys()
+    teams = {item["metadata"]["name"] for item in yaml.safe_load_all((FOLDER / "cohort.yaml").read_text()) if item["kind"] == "LocalQueue"}
+    assert {name for kind, name in objects if kind == "LocalQueue"} <= teams, "the workers have a LocalQueue of the same name"
+
+
+# --- the longest wait ---------------------------------------------------------------------------------------------------------
+
+MAX_WAIT = DEPLOY / "daemonset/components/kueue-max-wait"
+
+
+def test_component_for_longest_waits_opens_its_gate_and_reads_what_it_watches() -> None:
+    [patch] = yaml.safe_load((MAX_WAIT / "kustomization.yaml").read_text())["patches"]
+    [step] = yaml.safe_load(patch["patch"])
+    environ = {step["value"]["name"]: step["value"]["value"]}
+    assert Settings.load(["--webhook-address="], environ).gates.opened == {Gate.MAX_WAIT}
+    role = next(yaml.safe_load_all((MAX_WAIT / "rbac.yaml").read_text()))
+    watched = {
+        f"/{path}" for rule in role["rules"] if {"list", "watch"} <= set(rule["verbs"])
+        for group in rule["apiGroups"] for path in (f"apis/{group}/{VERSIONS[group]}/{plural}" for plural in rule["resources"])
+    }  # fmt: skip
+    assert watched == {WORKLOADS_PATH, *CLASS_PATHS.values()}
+    assert [rule["resources"] for rule in role["rules"] if "patch" in rule["verbs"]] == [["workloads"]]
+
+
+def test_policy_leaves_scheduler_the_boost_of_a_workload() -> None:
+    policy, binding = yaml.safe_load_all((MAX_WAIT / "policy.yaml").read_text())
+    [rule] = policy["spec"]["matchConstraints"]["resourceRules"]
+    assert (rule["apiGroups"], rule["operations"], rule["resources"]) == (["kueue.x-k8s.io"], ["UPDATE"], ["workloads"])
+    [validation] = policy["spec"]["validations"]
+    assert f"name == '{PRIORITY_BOOST}'" in validation["expression"]
+    assert "object.spec == oldObject.spec" in validation["expression"]
+    assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
 
 
 # --- who may write the hold annotation --------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ COLLECTIONS = {
     "workloads": "Workload",
     "admissionchecks": "AdmissionCheck",
     "resourceflavors": "ResourceFlavor",
+    "priorityclasses": "PriorityClass",
+    "workloadpriorityclasses": "WorkloadPriorityClass",
 } | dict.fromkeys(WEBHOOKS, "Webhooks")
 
 
@@ -57,12 +59,13 @@ class FakeApi:
         self._changed = asyncio.Condition()
         self._epoch = 0
         application = web.Application(middlewares=[self._gate])
-        for prefix in ("/api/v1", "/apis/aliquot.dev/v1alpha1", "/apis/policy/v1", KUEUE):
+        for prefix in ("/api/v1", "/apis/aliquot.dev/v1alpha1", "/apis/policy/v1", "/apis/scheduling.k8s.io/v1", KUEUE):
             application.router.add_get(prefix + "/{plural}", self._collection)
         application.router.add_get("/api/v1/namespaces/{namespace}/{plural:pods}", self._collection)
         pod = "/api/v1/namespaces/{namespace}/pods/{name}"
         application.router.add_get(pod, self._get)
-        application.router.add_patch(pod, self._patch)
+        application.router.add_patch("/api/v1/namespaces/{namespace}/{plural:pods}/{name}", self._patch)
+        application.router.add_patch(KUEUE + "/namespaces/{namespace}/{plural:workloads}/{name}", self._patch)
         application.router.add_patch(pod + "/status", self._patch_status)
         application.router.add_post(pod + "/binding", self._bind)
         application.router.add_post(pod + "/eviction", self._evict)
@@ -204,14 +207,15 @@ class FakeApi:
 
     async def _patch(self, request: web.Request) -> web.Response:
         key = (request.match_info["namespace"], request.match_info["name"])
-        item, patch = self.objects["pods"].get(key), await request.json()
+        plural = request.match_info["plural"]
+        item, patch = self.objects[plural].get(key), await request.json()
         if item is None:
             return failure(404, "not found")
-        if patch["metadata"].get("uid", item["metadata"]["uid"]) != item["metadata"]["uid"]:
-            return failure(409, "the UID differs")
+        if any(patch["metadata"].get(name, item["metadata"][name]) != item["metadata"][name] for name in ("uid", "resourceVersion")):
+            return failure(409, "the UID or the version differs")
         changed = json.loads(json.dumps(item))
         changed["metadata"].setdefault("annotations", {}).update(patch["metadata"]["annotations"])
-        await self._record("pods", "MODIFIED", key, changed)
+        await self._record(plural, "MODIFIED", key, changed)
         return web.json_response(changed)
 
     async def _patch_status(self, request: web.Request) -> web.Response:

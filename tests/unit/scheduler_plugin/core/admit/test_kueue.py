@@ -7,7 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from scheduler_plugin.core.admit.kueue import Domain, State, decode_check, decode_flavor, decode_workload
+from scheduler_plugin.core.admit.kueue import (
+    Domain,
+    PriorityClass,
+    State,
+    decode_check,
+    decode_flavor,
+    decode_priority_class,
+    decode_workload,
+)
 from scheduler_plugin.core.admit.nodes import Toleration
 
 
@@ -42,6 +50,13 @@ def test_count_is_the_assigned_one_less_pods_that_ended(fields: dict[str, Any], 
     reclaimable = [{"name": "main", "count": reclaimed}]
     [read] = decode_workload(workload(admission=assignment(**fields), reclaimablePods=reclaimable)).pod_sets
     assert read.count == count
+
+
+def test_class_and_longest_wait_are_read() -> None:
+    stated = {"priorityClassRef": {"group": "scheduling.k8s.io", "kind": "PriorityClass", "name": "low"}}
+    assert decode_workload(workload(spec=stated)).priority_class == ("PriorityClass", "low")
+    metadata = {"name": "low", "annotations": {"aliquot.dev/max-wait": "30m"}}
+    assert decode_priority_class(json.dumps({"metadata": metadata, "value": 5}).encode()) == PriorityClass("low", "30m")
 
 
 def test_flavors_and_checks_are_read() -> None:
