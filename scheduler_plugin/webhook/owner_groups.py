@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from aliquot.contract.errors import quote
 from aliquot.placement.request import RequestError
-from scheduler_plugin.core.cluster.gang import MAX_MEMBERS
+from scheduler_plugin.core.cluster.roles import MAX_MEMBERS
 
 Json: TypeAlias = Mapping[str, Any]
 
