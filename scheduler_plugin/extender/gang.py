@@ -26,9 +26,10 @@ from typing import Final
 from aliquot.placement.request import RequestError
 from scheduler_plugin.core.cluster.gang import Gang, Standing, gang_of
 from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.cluster.roles import counted, extras_last
 from scheduler_plugin.core.cluster.state import ClusterState, Stage
 from scheduler_plugin.core.gang.plan import Planner, Steps, finish
-from scheduler_plugin.core.gang.standing import is_full, is_placed, is_ready, may_still_start, members_of, outside, spread
+from scheduler_plugin.core.gang.standing import is_full, is_placed, is_ready, may_still_start, members_of, outside, role_conflict, spread
 from scheduler_plugin.extender.cache import MAX_PODS, keep
 from scheduler_plugin.extender.gang_backoff import FailedPlan, FailedPlans, FailedSearches, Key
 
@@ -180,8 +181,8 @@ class Gangs:
 
     def may_plan(self, gang: Gang) -> bool:
         """Whether a gang has enough members and neither pauses nor backs off. One that backs off is checked again afterwards."""
-        there = sum(other.may_start for other in self._state.gang_members(gang.key))
-        if there + len(self._state.succeeded_members(gang.key)) < gang.minimum or self.standing(gang).pauses:
+        there = [other for other in self._state.gang_members(gang.key) if other.may_start]
+        if counted([*there, *self._state.succeeded_members(gang.key).values()]) < gang.minimum or self.standing(gang).pauses:
             return False
         return not self._plans.backoffs.holds(gang)
 
@@ -274,7 +275,7 @@ class Gangs:
         """Return why a member must not be bound to a node at all; empty if it may be, alone or with others."""
         if is_placed(self._state, pod):
             return ""
-        if is_full(self._state, pod, gang):
+        if is_full(self._state, pod, gang) or role_conflict(self._state, pod, gang):
             return self.sentence(pod, gang)
         if outside(self._state, pod, gang, (node,)):
             self._state.release(pod.uid)  # so that filter plans it again
@@ -286,8 +287,13 @@ class Gangs:
         if self._missing(pod, gang, is_ready) > 0:
             return
         fitting = self.planner.check_ready(self.planner.ready(pod, gang))
-        if self._missing(pod, gang, is_ready) <= 0:
-            self.planner.start(fitting[: may_still_start(self._state, gang)], self._monotonic() + START_SECONDS)
+        if self._missing(pod, gang, is_ready) > 0:
+            return
+        placed = [other for other in members_of(self._state, pod, gang).values() if is_placed(self._state, other)]
+        needed, extras = extras_last(placed, fitting)
+        self.planner.start([*needed, *extras][: may_still_start(self._state, gang)], self._monotonic() + START_SECONDS)
+        if gang.role is not None:
+            self._state.freed_count += 1  # members beyond the minimum of their role can be retried now
 
     def _is_complete(self, pod: PodFacts, gang: Gang) -> bool:
         """Whether enough members have a firm place. The attempt ends then, and the members that wait in bind go on."""
@@ -299,8 +305,8 @@ class Gangs:
     def _missing(self, pod: PodFacts, gang: Gang, counts: Callable[[ClusterState, PodFacts], bool] = is_placed) -> int:
         """Return how many members the gang lacks. Members that are placed count, and those for which ``counts`` is true."""
         state = self._state
-        there = sum(is_placed(state, other) or counts(state, other) for other in members_of(self._state, pod, gang).values())
-        return gang.minimum - there
+        members = members_of(self._state, pod, gang).values()
+        return gang.minimum - counted(other for other in members if is_placed(state, other) or counts(state, other))
 
     # --- for all of them ---
 

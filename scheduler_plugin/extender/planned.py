@@ -22,6 +22,7 @@ from aliquot import contract
 from aliquot.contract.errors import ContractError
 from scheduler_plugin.core.admit.nodes import NodeDirectory, rules_of
 from scheduler_plugin.core.claims.first_fit import Claim, Device, Request, SearchTooLongError, Taken
+from scheduler_plugin.core.claims.groups import Group
 from scheduler_plugin.core.claims.planned import CORES, PlannedPod, as_container, as_shares
 from scheduler_plugin.core.claims.pools import Pools, node_of
 from scheduler_plugin.core.claims.selecting import meets
@@ -275,3 +276,9 @@ def _is_ours(claim: Claim) -> bool:
     if any(ours) and not all(ours):
         raise ContractError("it asks for devices of several drivers: make a claim for each")
     return any(ours)
+
+
+def needed_first(group: Group, ready: Sequence[PlannedPod], wants: Sequence[Want]) -> tuple[list[Want], list[Want]]:
+    """Split what the pods of a group need into those that it lacks, and the others. Args: ready: pods that need nothing more."""
+    needed = group.needed(ready, [want.pod for want in wants])
+    return [want for want in wants if want.pod.facts.uid in needed], [want for want in wants if want.pod.facts.uid not in needed]

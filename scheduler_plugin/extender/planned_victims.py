@@ -16,6 +16,7 @@ from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.gang.over_nodes import OverNodes, cheapest_over_nodes
 from scheduler_plugin.core.gang.plan import finish
 from scheduler_plugin.core.gang.preempt import Band, Victim, cost_of
+from scheduler_plugin.core.gang.victims import roles_of, spare_without
 from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.extender.planned import ClaimPlacer, Want
 
@@ -104,15 +105,14 @@ class Victims:
         """Return as many pods as can end without breaking a gang."""
         found = {victim.uid for victim in question.candidates}
         for band in question.bands:
-            if not band.spares(len(band.members)):
-                found -= set(sorted(band.members)[band.spare :])
+            found -= band.members - band.most()
         return frozenset(found)
 
     def _bands(self, may_end: Mapping[str, PodFacts]) -> Iterable[Band]:
         for key in {_gang_key(pod) for pod in may_end.values()} - {None}:
             running = self._running(key)
             here = frozenset(uid for uid, pod in may_end.items() if _gang_key(pod) == key)
-            yield Band(here, max(0, len(running) - _minimum(running)), len(here) == len(running))
+            yield Band(here, max(0, spare_without(running)), len(here) == len(running), roles_of(running, here))
 
     def _running(self, key: tuple[str, str] | None) -> Sequence[PodFacts]:
         members = {} if key is None else {pod.uid: pod for pod in self._context.state.gang_members(key)}
@@ -121,7 +121,8 @@ class Victims:
 
     def _victim(self, pod: PodFacts) -> Victim:
         running = self._running(key) if (key := _gang_key(pod)) is not None else ()
-        return Victim(pod.uid, pod.priority, {}, self._context.budgets.covering(pod), is_extra=len(running) > _minimum(running))
+        is_extra = bool(running) and spare_without(running, pod) >= 0
+        return Victim(pod.uid, pod.priority, {}, self._context.budgets.covering(pod), is_extra=is_extra)
 
     def _cost(self, chosen: Sequence[PodFacts]) -> object:
         victims = [self._victim(pod) for pod in chosen]
@@ -135,7 +136,3 @@ def _runs(pod: PodFacts) -> bool:
 def _gang_key(pod: PodFacts) -> tuple[str, str] | None:
     gang = gang_of_pod(pod)
     return None if gang is None else gang.key
-
-
-def _minimum(members: Iterable[PodFacts]) -> int:
-    return max((gang.minimum for pod in members if (gang := gang_of_pod(pod)) is not None), default=0)

@@ -13,7 +13,7 @@ from scheduler_plugin.core.claims.groups import Group, groups_of
 from scheduler_plugin.core.claims.planned import PlannedPod
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.extender.context import ExtenderContext
-from scheduler_plugin.extender.planned import ClaimPlacer, Want
+from scheduler_plugin.extender.planned import ClaimPlacer, Want, needed_first
 
 _NO_NODE: Final = (
     "no node offers GPUs for planned claims: set the agents' allocation to planned (component dra-planned) or both (dra-both), or recreate "
@@ -94,16 +94,15 @@ class PlannedWhy:
 
     def _of_group(self, pod: PlannedPod, group: Group) -> str:
         found = {one.facts.uid: self._placer.want(one, self._progress.avoided(one.facts.uid)) for one in group.waiting}
-        own, wants = found[pod.facts.uid], [want for want in found.values() if isinstance(want, Want)]
-        lacking = group.minimum - group.bound - list(found.values()).count(None)
+        own, (lacking, needed) = found[pod.facts.uid], _needed(group, found)
         if isinstance(own, str):
             return f"{own}; change it and recreate the pod"
-        if lacking > len(wants):
+        if lacking > len(needed):
             return f"{group.incomplete}: create the others, or lower {contract.ANNOTATION_GANG_MIN}"
         if any(map(self._progress.is_paused, found)):
             return _PAUSED
         if lacking > 0:
-            return self._of_room(wants[:lacking])
+            return self._of_room(needed)
         if own is not None:
             return self._of_room([own])
         return "they are, and the gate opens in a moment" if pod.is_held else ""
@@ -125,3 +124,9 @@ class PlannedWhy:
     def _nodes_for(self, wants: Sequence[Want], ended: frozenset[str] | None = None) -> str:
         """Return the nodes on which pods fit together; empty if they do not. Args: ended: UIDs of pods that do not count."""
         return ", ".join(sorted({placement.node for placement in self._placer.place(wants, ended)}))
+
+
+def _needed(group: Group, found: Mapping[str, Want | str | None]) -> tuple[int, Sequence[Want]]:
+    """Return how many pods a group lacks, and what these need. Args: found: what each waiting pod needs, by UID; None for nothing."""
+    ready = [one for one in group.waiting if found[one.facts.uid] is None]
+    return group.lacking(ready), needed_first(group, ready, [want for want in found.values() if isinstance(want, Want)])[0]

@@ -31,7 +31,7 @@ from scheduler_plugin.core.claims.stored import StoredClaim
 from scheduler_plugin.core.cluster.durations import may_preempt_from
 from scheduler_plugin.core.cluster.state import Stage
 from scheduler_plugin.extender.context import ExtenderContext
-from scheduler_plugin.extender.planned import ClaimPlacer, Placement, Want
+from scheduler_plugin.extender.planned import ClaimPlacer, Placement, Want, needed_first
 from scheduler_plugin.extender.planned_victims import Victims
 from scheduler_plugin.ports import ClaimApi, EventApi
 from scheduler_plugin.services.evictions import Evictions
@@ -198,20 +198,20 @@ class ClaimPlanner:
         if any(self.is_paused(pod.facts.uid) for pod in group.waiting):
             return
         wants, ready = await self._sorted(group, self._context.clock.monotonic(), found)
-        lacking = group.minimum - group.bound - len(ready)
+        lacking, (first, rest) = group.lacking(ready), needed_first(group, ready, wants)
         if lacking <= 0:
             found.writes.append(((), [pod for pod in ready if pod.is_held]))
             await self._plan_more(group, wants, len(ready), found)
-        elif lacking > len(wants):
+        elif lacking > len(first):
             self._give_up(ready, found)
             await self._report([want.pod for want in wants], group.incomplete)
         elif group.gang is None:
             await self._plan_alone(wants[0], found)
-        elif placements := self._place(wants[:lacking]):
+        elif placements := self._place(first):
             found.writes.append((placements, [pod for pod in ready if pod.is_held]))
-            await self._plan_more(group, wants[lacking:], len(ready) + lacking, found)
+            await self._plan_more(group, rest, len(ready) + lacking, found)
         elif not self._give_up(ready, found):
-            await self._make_room(wants[:lacking])
+            await self._make_room(first)
 
     async def _sorted(self, group: Group, now: float, found: _Round) -> tuple[list[Want], list[PlannedPod]]:
         """Return what the pods of a group need, and the pods that need nothing more."""
@@ -231,7 +231,7 @@ class ClaimPlanner:
 
     async def _plan_more(self, group: Group, wants: Sequence[Want], ready: int, found: _Round) -> None:
         """Plan pods that need not wait for others, one by one."""
-        for want in wants[: max(0, group.maximum - group.bound - ready)]:
+        for want in wants[: max(0, group.maximum - len(group.bound) - ready)]:
             await self._plan_alone(want, found)
 
     async def _plan_alone(self, want: Want, found: _Round) -> None:

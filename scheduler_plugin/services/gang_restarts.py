@@ -20,6 +20,7 @@ from aliquot.kube.errors import KubeApiError, KubeConflictError, KubeNotFoundErr
 from scheduler_plugin.core.cluster.gang import Gang, gang_of_pod
 from scheduler_plugin.core.cluster.members import Loss
 from scheduler_plugin.core.cluster.pods import SUCCEEDED, PodFacts
+from scheduler_plugin.core.cluster.roles import counted
 from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.ports import EventApi, PodApi
 
@@ -90,7 +91,7 @@ class GangRestarts:
 
     def _left(self, loss: Loss) -> Collection[PodFacts]:
         """Return the members that ran when the lost one ended, and still run."""
-        pods = (self._context.state.pods.get(uid) for uid in sorted(loss.left))
+        pods = (self._context.state.pods.get(uid) for uid in sorted(pod.uid for pod in loss.left))
         return [pod for pod in pods if pod is not None and not pod.deletion_requested]
 
     async def _is_broken(self, loss: Loss, gang: Gang) -> bool:
@@ -99,7 +100,7 @@ class GangRestarts:
         if found is not None and found.uid == loss.pod.uid and found.gpu is not None and found.gpu.phase == SUCCEEDED:
             return False
         succeeded = [pod for pod in await self._api.succeeded_pods(gang.namespace) if (of := gang_of_pod(pod)) and of.key == gang.key]
-        return len(loss.left) + len(succeeded) < gang.minimum
+        return counted([*loss.left, *succeeded]) < gang.minimum
 
     async def _evict(self, pod: PodFacts, lost: PodFacts, gang: Gang) -> bool:
         """Evict one member. Returns: whether it ends or is gone."""
@@ -112,7 +113,8 @@ class GangRestarts:
             logger.warning("%s cannot be evicted to restart its gang %s: %s", name, gang.name, exc)
             return False
         logger.info("evicted %s to restart its gang %s", name, gang.name)
-        sentence = f"evicted to restart gang {gang.name} whole: member {lost.name} ended, and fewer than {gang.minimum} are left"
+        least = f"{gang.minimum} are left" if gang.role is None else f"{gang.minimum} that count for their roles are left"
+        sentence = f"evicted to restart gang {gang.name} whole: member {lost.name} ended, and fewer than {least}"
         try:
             await self._events.post_event(pod.namespace, pod.name, pod.uid, contract.EVENT_REASON_GANG_RESTARTED, sentence)
         except KubeApiError as exc:

@@ -15,6 +15,7 @@ from typing import Final
 from aliquot.kube.errors import KubeApiError
 from scheduler_plugin.core.cluster.gang import Gang, gang_of_pod
 from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.cluster.roles import counted
 from scheduler_plugin.core.gang.standing import is_placed, members_of
 from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.extender.gang_backoff import Key
@@ -106,6 +107,6 @@ class SucceededMembers:
             members = members_of(self._context.state, decision.pod, gang).values()
             runs = any(is_placed(self._context.state, other) for other in members)
             controllers = frozenset(other.controller_uid for other in members) - {""}
-            if len(members) < gang.minimum and (runs or controllers):
+            if counted(members) < gang.minimum and (runs or controllers):
                 found[gang.key] = _IncompleteGang(runs, controllers)
         return found

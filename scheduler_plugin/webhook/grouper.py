@@ -81,10 +81,10 @@ class Grouper:
     async def _find(self, draft: Draft, namespace: str) -> Finding | None:
         named = named_pod_group(draft, scheduling_groups=self._normaliser.options.scheduling_groups)
         if named is not None:
-            group = await self._run(find_pod_group(*named), namespace)
+            group = await self._run(find_pod_group(*named, draft.labels, draft.annotations), namespace)
             source = f"PodGroup {quote(group.name)}"
             idle = f"{source}: {', '.join(group.idle)} of its spec has no effect here" if group.idle else ""
-            return Finding(group.name, group.minimum, source, group.domain, warning=idle)
+            return Finding(group.name, group.minimum, group.role, source, group.domain, warning=idle)
         asked = await self._asked(draft, namespace)
         return None if asked is _Asked.NOT else await self._find_in_owners(draft, namespace, asked)
 
@@ -111,7 +111,7 @@ class Grouper:
             return Finding(warning=f"label {contract.LABEL_GANG_FROM_OWNER}: the pod starts by itself: {group.why}")
         if group.only_if_asked and asked is not _Asked.BY_POD:
             return None
-        return Finding(group.name, group.minimum, f"the pod's {draft.controller_kind}")
+        return Finding(group.name, group.minimum, group.role, f"the pod's {draft.controller_kind}")
 
     # --- reading ---
 

@@ -15,9 +15,10 @@ from aliquot.contract.errors import quote
 from aliquot.contract.features import Gate
 from aliquot.placement.request import RequestError
 from scheduler_plugin.core.cluster.domains import DomainMode
+from scheduler_plugin.core.cluster.roles import Role
 from scheduler_plugin.webhook.amounts import Options
 from scheduler_plugin.webhook.draft import Draft
-from scheduler_plugin.webhook.pod_groups import KUBERNETES_GROUP, POD_GROUPS, PodGroupApi
+from scheduler_plugin.webhook.pod_groups import KAI_SUB_GROUP, KUBERNETES_GROUP, POD_GROUPS, PodGroupApi
 from scheduler_plugin.webhook.topology_words import set_domain
 
 GROUPING_SCHEDULERS: Final = ("kai-scheduler", "runai-scheduler", "volcano")
@@ -53,6 +54,7 @@ class Finding:
     name: str = ""
     """Empty: the pod is in no gang."""
     minimum: int = 0
+    role: Role | None = None
     source: str = ""
     domain: tuple[DomainMode, str] | None = None
     refusal: str = ""
@@ -83,6 +85,11 @@ def translate_groups(draft: Draft, options: Options, found: Finding | None = Non
     Args: found: what other objects say.
     Raises: RequestError: a group without a size, two groups that differ, or what the finding refuses.
     """
+    _set_gang(draft, options, found)
+    _check_sub_group(draft)
+
+
+def _set_gang(draft: Draft, options: Options, found: Finding | None) -> None:
     if contract.ANNOTATION_GANG in draft.annotations and contract.ANNOTATION_GANG_MIN in draft.annotations:
         _check_same_group(draft)
         return
@@ -116,9 +123,23 @@ def _use(found: Finding, draft: Draft) -> bool:
         return False
     draft.set_annotation(contract.ANNOTATION_GANG, found.name, found.source)
     draft.set_annotation(contract.ANNOTATION_GANG_MIN, str(found.minimum), found.source)
+    if found.role is not None:
+        draft.set_annotation(contract.ANNOTATION_GANG_ROLE, found.role.name, found.source)
+        draft.set_annotation(contract.ANNOTATION_GANG_ROLE_MIN, str(found.role.minimum), found.source)
     if found.domain is not None:
         set_domain(draft, found.source, *found.domain)
     return True
+
+
+def _check_sub_group(draft: Draft) -> None:
+    """Refuse KAI's sub-group on a pod whose PodGroup was not read. Raises RequestError."""
+    name = draft.labels.get(KAI_SUB_GROUP, "")
+    if not name or contract.ANNOTATION_GANG_ROLE in draft.annotations:
+        return
+    cure = f"set {contract.ANNOTATION_GANG_ROLE} and {contract.ANNOTATION_GANG_ROLE_MIN} if each sub-group has its own minimum"
+    if contract.ANNOTATION_GANG not in draft.annotations:
+        raise RequestError(f"label {KAI_SUB_GROUP}: {quote(name)} is a part of a PodGroup that is not read: state the gang, and {cure}")
+    draft.warnings.append(f"label {KAI_SUB_GROUP} has no effect: the pod's gang has one minimum: {cure}")
 
 
 def _check_no_field(draft: Draft) -> None:

@@ -12,12 +12,12 @@ Sources: JobSet 0.12, LeaderWorkerSet 0.9, KubeRay 1.6, training-operator 1.9, m
 
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from aliquot.contract.errors import quote
 from aliquot.placement.request import RequestError
-from scheduler_plugin.core.cluster.gang import MAX_MEMBERS
+from scheduler_plugin.core.cluster.roles import MAX_MEMBERS, Role
 
 Json: TypeAlias = Mapping[str, Any]
 
@@ -27,6 +27,8 @@ _UID_CHARS: Final = 8
 _INDEX: Final = "batch.kubernetes.io/job-completion-index"
 _JOBSET: Final = "jobset.sigs.k8s.io"
 _LWS: Final = "leaderworkerset.sigs.k8s.io"
+_KUBEFLOW_ROLE: Final = "training.kubeflow.org/replica-type"
+_RAY_HEAD: Final = "headgroup"
 _MPI_LAUNCHER: Final = "an MPI launcher may be created only when its workers run"
 
 
@@ -50,6 +52,8 @@ class Group:
     minimum: int
     only_if_asked: bool = False
     """Whether only a pod that asks for it by its own label is in this gang: its kind starts pods that do not need each other as well."""
+    role: Role | None = None
+    """The pod's role, if pods of several roles with GPUs start together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +183,14 @@ def _count(value: Any, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
+def _gang_of_roles(name: str, minima: Mapping[str, int], own: str) -> Group | Alone:
+    """Return the gang of pods with GPUs in several roles. Args: minima: how many of each role it needs. own: the pod's role."""
+    found = _gang(name, sum(minima.values()))
+    if isinstance(found, Alone) or len(minima) < 2 or own not in minima:
+        return found
+    return replace(found, role=Role(own, minima[own]))
+
+
 def _gang(name: str, minimum: int, *, only_if_asked: bool = False) -> Group | Alone:
     """Return the gang of so many pods with GPUs."""
     if minimum > MAX_MEMBERS:
@@ -288,11 +300,14 @@ def _of_replica_set(pod: OwnedPod, owner: Found) -> Steps:
 def _of_ray_cluster(pod: OwnedPod, owner: Found) -> Steps:
     yield from ()
     may_grow = bool(owner.spec.get("enableInTreeAutoscaling"))
-    total = int(pod.joins(_mapping(_mapping(owner.spec.get("headGroupSpec")).get("template"))))
+    head = _mapping(_mapping(owner.spec.get("headGroupSpec")).get("template"))
+    minima = {_RAY_HEAD: 1} if pod.joins(head) else {}
     for workers in _list(owner.spec.get("workerGroupSpecs")):
         if not workers.get("suspend") and pod.joins(_mapping(workers.get("template"))):
-            total += _ray_replicas(workers, may_grow=may_grow) * _count(workers.get("numOfHosts"), 1)
-    return _gang(owner.gang_name(), total)
+            replicas = _ray_replicas(workers, may_grow=may_grow) * _count(workers.get("numOfHosts"), 1)
+            name = str(workers.get("groupName") or "")
+            minima[name] = minima.get(name, 0) + replicas
+    return _gang_of_roles(owner.gang_name(), minima, pod.labels.get("ray.io/group", ""))
 
 
 def _ray_replicas(workers: Json, *, may_grow: bool) -> int:
@@ -312,17 +327,21 @@ def _of_training_job(specs: str) -> Callable[[OwnedPod, Found], Steps]:
 
     def rule(pod: OwnedPod, owner: Found) -> Steps:
         yield from ()
-        with_gpu, without = 0, 0
+        minima, without = dict[str, int](), 0
         least = _mapping(owner.spec.get("elasticPolicy")).get("minReplicas")
         for role, spec in _mapping(owner.spec.get(specs)).items():
             replicas = _count(_mapping(spec).get("replicas"), 1)
             if role.lower() == "worker":
                 replicas = min(replicas, _count(least, replicas))
             if pod.joins(_mapping(_mapping(spec).get("template"))):
-                with_gpu += replicas
+                minima[role.lower()] = replicas
             else:
                 without += replicas
-        return _gang(owner.gang_name(), _at_least(owner, with_gpu, without))
+        total = sum(minima.values())
+        minimum = _at_least(owner, total, without)
+        if minimum < total:  # minAvailable counts all roles together
+            return _gang(owner.gang_name(), minimum)
+        return _gang_of_roles(owner.gang_name(), minima, pod.labels.get(_KUBEFLOW_ROLE, "").lower())
 
     return rule
 
@@ -335,7 +354,7 @@ def _at_least(owner: Found, with_gpu: int, without: int) -> int:
 
 def _of_mpi_job(pod: OwnedPod, owner: Found) -> Steps:
     yield from ()
-    role = pod.labels.get("training.kubeflow.org/replica-type") or pod.labels.get("training.kubeflow.org/job-role") or ""
+    role = pod.labels.get(_KUBEFLOW_ROLE) or pod.labels.get("training.kubeflow.org/job-role") or ""
     if role.lower() == "launcher":
         return Alone(_MPI_LAUNCHER)
     workers = _mapping(_mapping(owner.spec.get("mpiReplicaSpecs")).get("Worker"))
@@ -349,7 +368,10 @@ def _of_workflow(pod: OwnedPod, owner: Found) -> Steps:
     return Alone("the steps of a Workflow start one after another")
 
 
-_KUBEFLOW_ROLES: Final = "all pods with GPUs, or `minAvailable`; `elasticPolicy.minReplicas` workers"
+_KUBEFLOW_ROLES: Final = (
+    "all pods with GPUs, each role with its own minimum; `elasticPolicy.minReplicas` workers. A lower `minAvailable` is one minimum for "
+    "all roles"
+)
 
 OWNERS: Final = (
     OwnerKind(
@@ -382,7 +404,7 @@ OWNERS: Final = (
         "ray.io",
         "RayCluster",
         "rayclusters",
-        "head and workers; with autoscaling `minReplicas` workers. A RayJob is its cluster",
+        "head and workers, each worker group with its own minimum; with autoscaling `minReplicas` workers. A RayJob is its cluster",
         _of_ray_cluster,
     ),
     *(

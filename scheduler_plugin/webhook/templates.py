@@ -92,7 +92,12 @@ KINDS: Final = (
 """The kinds that are rewritten. deploy/daemonset/scheduler/webhook.yaml has the same, for the API server."""
 
 _BY_KIND: Final = {(kind.group, kind.kind): kind for kind in KINDS}
-_GANG: Final = (contract.ANNOTATION_GANG, contract.ANNOTATION_GANG_MIN)
+_GANG: Final = (
+    contract.ANNOTATION_GANG,
+    contract.ANNOTATION_GANG_MIN,
+    contract.ANNOTATION_GANG_ROLE,
+    contract.ANNOTATION_GANG_ROLE_MIN,
+)
 _BESIDE_MEMORY: Final = tuple(name for name in contract.RESOURCES_OF_VGPUS if name != contract.RESOURCE_VGPU_MEMORY)
 _NAMELESS: Final = "unnamed"
 _ANNOTATIONS: Final = "/metadata/annotations"

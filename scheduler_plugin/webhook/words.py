@@ -71,6 +71,10 @@ _GANG: Final = (
     f"`{contract.ANNOTATION_GANG}` and `{contract.ANNOTATION_GANG_MIN}`, if the pod states name and size; a name alone is refused"
 )
 _GANG_OR_READ: Final = f"{_GANG}, unless the gate `{Gate.GANGS_FROM_OWNERS}` lets its PodGroup be read"
+_SUBGROUP: Final = (
+    f"`{contract.ANNOTATION_GANG_ROLE}` and `{contract.ANNOTATION_GANG_ROLE_MIN}`, if the gate `{Gate.GANGS_FROM_OWNERS}` lets its "
+    "PodGroup be read; else refused"
+)
 _NO_SUBGROUP: Final = f"give each of them a gang of its own with {contract.ANNOTATION_GANG} and {contract.ANNOTATION_GANG_MIN}"
 
 
@@ -121,7 +125,7 @@ _KAI = (
     *_of("KAI", Kind.ANNOTATION, _L, _CLUSTER, "kai.scheduler/staleness-grace-period"),
     *_of("KAI", Kind.LABEL, _L, _CLUSTER, "kai.scheduler/task-priority"),
     *_of("KAI", Kind.ANNOTATION, _L, "no gang is derived from the pod's owner", "kai.scheduler/skip-podgrouper"),
-    *_of("KAI", Kind.LABEL, _R, _NO_SUBGROUP, "kai.scheduler/subgroup-name"),
+    *_of("KAI", Kind.LABEL, _T, _SUBGROUP, "kai.scheduler/subgroup-name"),
     *_of("KAI", Kind.ANNOTATION, _R, _NO_SUBGROUP, "kai.scheduler/segment-size"),
     *_of(
         "KAI", Kind.ANNOTATION, _T, "`aliquot.dev/domain` and its level, of a gang; without a gang it is refused",

@@ -86,6 +86,29 @@ def test_elastic_gang_starts_shrinks_and_grows(fleet: Fleet) -> None:
         assert len(fleet.nodes_of(prefix="elastic")) in (0, 2), "all of them, or the minimum"
 
 
+def test_elastic_workers_wait_for_their_master_and_end_before_it(fleet: Fleet) -> None:
+    fleet.fill({"fleet-a1": 5, "fleet-a2": 0, "fleet-b1": 0, "fleet-b2": 0})
+    worker, master = ({"gang_role": role, "gang_role_min": least} for role, least in (("worker", "2"), ("master", "1")))
+    annotations = gang("team", 3, gang_max="5", **worker)
+    fleet.create(*(pod(f"team-worker-{number}", annotations=annotations) for number in range(4)))
+    sentence = "gang: 3 members must start together, and no role other than worker (2) has members"
+    eventually(
+        lambda: any(sentence in event for event in fleet.kubectl.events("team-worker-0")),
+        "the reason in an event",
+        otherwise=lambda: str(fleet.kubectl.events("team-worker-0")),
+    )
+    assert fleet.why("team-worker-0")["gang"] == sentence
+    assert not fleet.nodes_of(prefix="team")
+
+    fleet.create(pod("team-master", annotations=gang("team", 3, gang_max="5", **master)))
+    eventually(lambda: len(fleet.nodes_of(prefix="team")) == 5, "all to start", otherwise=lambda: fleet.kubectl.explain("team-worker-0"))
+    for number, left in enumerate((4, 3)):
+        fleet.create(pod(f"important-{number}", priority=HIGH))
+        fleet.wait_until_bound(f"important-{number}")
+        assert len(fleet.nodes_of(prefix="team")) == left
+        assert "team-master" in fleet.nodes_of(prefix="team")
+
+
 @pytest.mark.timeout(300)
 def test_victims_end_on_two_nodes_for_one_gang(fleet: Fleet) -> None:
     fleet.fill(dict.fromkeys(CLIQUES, 0), priority=LOW)

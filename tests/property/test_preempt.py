@@ -63,12 +63,33 @@ def bands(draw: st.DrawFn, victims: list[Victim]) -> list[Band]:
     """Put some of the victims into gangs, which may have more members elsewhere."""
     gang_of = {victim.uid: draw(st.sampled_from(["", "", "a", "b"])) for victim in victims}
     members = {gang: frozenset(uid for uid, name in gang_of.items() if name == gang) for gang in ("a", "b")}
-    return [Band(uids, draw(st.integers(0, len(uids))), draw(st.booleans())) for uids in members.values() if uids]
+    return [
+        Band(uids, draw(st.integers(0, len(uids))), draw(st.booleans()), draw(roles(sorted(uids)))) for uids in members.values() if uids
+    ]
+
+
+@st.composite
+def roles(draw: st.DrawFn, uids: list[str]) -> tuple[tuple[frozenset[str], int], ...]:
+    """Give some of the members of a gang roles with members beyond the minimum."""
+    role_of = {uid: draw(st.sampled_from(["", "", "head", "work"])) for uid in uids}
+    members = [frozenset(uid for uid, name in role_of.items() if name == role) for role in ("head", "work")]
+    return tuple((one, draw(st.integers(0, len(one)))) for one in members)
 
 
 def breaks_a_gang(question: Preemption, chosen: tuple[str, ...]) -> bool:
-    counts = [(band, len(band.members.intersection(chosen))) for band in question.bands]
-    return any(count > band.spare and not (band.whole and count == len(band.members)) for band, count in counts)
+    return any(lost_of(band, chosen) > band.spare and not (band.whole and band.members <= set(chosen)) for band in question.bands)
+
+
+def lost_of(band: Band, chosen: tuple[str, ...]) -> int:
+    """Count the members that end and count, one after the other: a role first loses those beyond its minimum."""
+    surplus, lost = [count for _, count in band.roles], 0
+    for uid in band.members.intersection(chosen):
+        found = [number for number, (uids, _) in enumerate(band.roles) if uid in uids]
+        if found and surplus[found[0]]:
+            surplus[found[0]] -= 1
+        else:
+            lost += 1
+    return lost
 
 
 def ranking(question: Preemption, chosen: Iterable[str]) -> tuple[int, float, int, int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gangs: pods that start together or not at all. A gang has a name in a namespace, and a minimum number of members."""
+"""Gangs: pods that start together or not at all. A gang has a name in a namespace, and a minimum number of members, also by role."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from aliquot.contract.errors import quote
 from aliquot.placement.request import RequestError
 from scheduler_plugin.core.cluster.domains import DomainRequest, domain_request
 from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.cluster.roles import Role, parse_count, parse_role
 
-MAX_MEMBERS: Final = 4096
 WHOLE: Final = "whole"
 
 
@@ -27,6 +27,8 @@ class Gang:
     """How many members may run at the same time."""
     restarts_whole: bool = False
     """Whether all members are to be restarted if too few are left."""
+    role: Role | None = None
+    """The pod's own role. Other members can have other roles."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -34,7 +36,8 @@ class Gang:
         return self.namespace, self.name
 
 
-_OF_GANGS: Final = (contract.ANNOTATION_DOMAIN, contract.ANNOTATION_GANG_MAX, contract.ANNOTATION_GANG_RESTART)
+_OF_ROLES: Final = (contract.ANNOTATION_GANG_ROLE, contract.ANNOTATION_GANG_ROLE_MIN)
+_OF_GANGS: Final = (contract.ANNOTATION_DOMAIN, contract.ANNOTATION_GANG_MAX, contract.ANNOTATION_GANG_RESTART, *_OF_ROLES)
 
 
 class Standing(NamedTuple):
@@ -65,17 +68,9 @@ def gang_of(namespace: str, annotations: Mapping[str, str]) -> Gang | None:
         return None
     if not name or minimum is None:
         raise RequestError(f"{contract.ANNOTATION_GANG} names a gang and {contract.ANNOTATION_GANG_MIN} its minimum of members: set both")
-    least, most = _count(contract.ANNOTATION_GANG_MIN, minimum, 1), annotations.get(contract.ANNOTATION_GANG_MAX)
-    maximum = None if most is None else _count(contract.ANNOTATION_GANG_MAX, most, least)
-    return Gang(namespace, name, least, domain, maximum, _restarts_whole(annotations))
-
-
-def _count(annotation: str, text: str, least: int) -> int:
-    """Parse a number of members. Raises RequestError."""
-    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_MEMBERS))
-    if not is_number or not least <= int(text) <= MAX_MEMBERS:
-        raise RequestError(f"{annotation}: expected a number from {least} to {MAX_MEMBERS}, found {quote(text)}")
-    return int(text)
+    least, most = parse_count(contract.ANNOTATION_GANG_MIN, minimum, 1), annotations.get(contract.ANNOTATION_GANG_MAX)
+    maximum = None if most is None else parse_count(contract.ANNOTATION_GANG_MAX, most, least)
+    return Gang(namespace, name, least, domain, maximum, _restarts_whole(annotations), parse_role(annotations, least))
 
 
 def _restarts_whole(annotations: Mapping[str, str]) -> bool:

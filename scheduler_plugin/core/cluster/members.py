@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 
 from scheduler_plugin.core.cluster.gang import Gang, gang_of_pod
 from scheduler_plugin.core.cluster.pods import SUCCEEDED, PodFacts
+from scheduler_plugin.core.cluster.roles import counted
 
 GangKey: TypeAlias = tuple[str, str]
 """Namespace and name."""
@@ -19,8 +20,8 @@ class Loss:
     """A bound member of a gang that restarts whole is gone, or ends."""
 
     pod: PodFacts
-    left: frozenset[str]
-    """UIDs of the other bound members at that moment."""
+    left: tuple[PodFacts, ...]
+    """The other bound members at that moment."""
 
 
 _NO_PODS: Final[Mapping[str, PodFacts]] = {}
@@ -84,7 +85,7 @@ class GangMembers:
         if not gang.restarts_whole or not pod.node_name:
             return
         others = (other for other in self.of(gang.key) if other.uid != pod.uid)
-        left = frozenset(other.uid for other in others if other.node_name and not other.deletion_requested)
+        left = tuple(other for other in others if other.node_name and not other.deletion_requested)
         if left:
             self._losses.append(Loss(pod, left))
             del self._losses[:-MAX_LOSSES]
@@ -105,6 +106,9 @@ class GangMembers:
         """Whether a pod is the reason why its gang has enough members that may start. Args: counted_for: as the pod was before."""
         if pod.node_name or not pod.may_start or counted_for == gang:
             return False
-        count = len(self.succeeded(gang.key)) + sum(other.may_start for other in self.of(gang.key))
+        others = [other for other in self.of(gang.key) if other.may_start and other.uid != pod.uid]
+        others += self.succeeded(gang.key).values()
+        if counted([*others, pod]) < gang.minimum:
+            return False
         # A pod that counted for another gang, or with another minimum, can complete this one by its minimum alone.
-        return count >= gang.minimum if counted_for is not None else count == gang.minimum
+        return counted_for is not None or counted(others) < gang.minimum

@@ -6,7 +6,7 @@ members to start, together with those that run, or no new member. A node can tak
 A snapshot does not have what else kube-scheduler checks (``kube_filters.NOT_CHECKED``).
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,13 +22,14 @@ from scheduler_plugin.core.cluster.hold_uids import holds_of
 from scheduler_plugin.core.cluster.journal import Snapshot
 from scheduler_plugin.core.cluster.pods import PodFacts, footprint
 from scheduler_plugin.core.cluster.reasons import NodeReason
+from scheduler_plugin.core.cluster.roles import counted, lacking_roles
 from scheduler_plugin.core.cluster.state import Reservation, Stage
 from scheduler_plugin.core.explain.one import ReasonCount, count_reasons
 from scheduler_plugin.core.explain.replay import restore
 from scheduler_plugin.core.fit.judge import best_row
 from scheduler_plugin.core.fit.kube_filters import Scope, host_has_room
 from scheduler_plugin.core.fit.shapes import PodShape, Shapes, Verdict
-from scheduler_plugin.core.gang.standing import is_placed
+from scheduler_plugin.core.gang.victims import running_members
 from scheduler_plugin.core.score.cost import FRAG_PPM, HostDemand
 
 
@@ -98,12 +99,12 @@ class WhatIf:
     def _give_up_incomplete(self, gang: Gang, new: Iterable[PodFacts], placed: dict[str, Placement]) -> None:
         """Release all new members of a gang if it is not complete."""
         members = [pod for pod in new if (other := gang_of_pod(pod)) is not None and other.key == gang.key]
-        running = sum(is_placed(self._state, pod) and not pod.deletion_requested for pod in self._state.gang_members(gang.key))
-        if running + sum(bool(placed[pod.uid].node) for pod in members) >= gang.minimum:
+        running = running_members(self._state, gang.key)
+        if counted([*running, *(pod for pod in members if placed[pod.uid].node)]) >= gang.minimum:
             return
         for pod in members:
             self._state.release(pod.uid)
-            placed[pod.uid] = Placement(placed[pod.uid].pod, refusal=self._gang_sentence(gang, running + len(members)))
+            placed[pod.uid] = Placement(placed[pod.uid].pod, refusal=self._gang_sentence(gang, [*running, *members]))
 
     def cordon(self, device_uuid: str) -> None:
         """Keep new pods off a GPU. Raises UnknownNameError."""
@@ -135,8 +136,10 @@ class WhatIf:
         expected = (self._state.pods.get(held.pod_uid) for held in self._state.reservations.values() if held.node == node)
         yield from (pod for pod in expected if pod is not None)
 
-    def _gang_sentence(self, gang: Gang, known: int) -> str:
-        why = "fewer with GPUs exist" if known < gang.minimum else "there is no room for enough members at once"
+    def _gang_sentence(self, gang: Gang, known: Sequence[PodFacts]) -> str:
+        lacking = gang.minimum - counted(known)
+        missing = lacking_roles(known, lacking) or "fewer with GPUs exist"
+        why = missing if lacking > 0 else "there is no room for enough members at once"
         return f"gang {gang.name}: {gang.minimum} members must start together, and {why}"
 
     def _fits(self, pod: PodFacts) -> bool:

@@ -32,7 +32,7 @@ class OverNodes:
 
     def keeps_gangs(self, ended: frozenset[str]) -> bool:
         """Whether each other gang keeps its minimum or ends whole."""
-        return all(band.spares(len(band.members & ended)) for band in self.bands)
+        return all(band.spares(band.members & ended) for band in self.bands)
 
 
 def cheapest_over_nodes(question: OverNodes, found: frozenset[str] | None, max_checks: int = MAX_CHECKS) -> Steps[frozenset[str] | None]:

@@ -21,11 +21,21 @@ from scheduler_plugin.core.cluster.plan import not_offered
 from scheduler_plugin.core.cluster.pods import PodFacts, footprint
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.cluster.requests import PodRequests
+from scheduler_plugin.core.cluster.roles import counted, extras_last, lacking_roles
 from scheduler_plugin.core.cluster.state import ClusterState, Reservation, Stage
 from scheduler_plugin.core.fit.judge import best_row
 from scheduler_plugin.core.fit.shapes import PodShape, Shapes
 from scheduler_plugin.core.gang.domains import Domain, Ranks, choices, domains_for
-from scheduler_plugin.core.gang.standing import is_full, is_placed, is_ready, members_of, needs_one_domain, node_of, used_domains
+from scheduler_plugin.core.gang.standing import (
+    is_full,
+    is_placed,
+    is_ready,
+    members_of,
+    needs_one_domain,
+    node_of,
+    role_conflict,
+    used_domains,
+)
 from scheduler_plugin.core.score.cost import HostDemand
 
 _T = TypeVar("_T")
@@ -104,18 +114,27 @@ class Planner:
 
     def sentence(self, pod: PodFacts, gang: Gang, standing: Standing) -> str:
         """Return why a gang cannot start, as a sentence."""
-        lacking = gang.minimum - len(members_of(self.state, pod, gang))
-        if lacking > 0:
-            gated = sum(other.is_gated and not other.deletion_requested for other in self.state.gang_members(gang.key))
-            why = f"scheduling gates hold back {gated}" if gated >= lacking else "fewer with GPUs exist"
-            return f"gang: {gang.minimum} members must start together, and {why}"
+        if conflict := role_conflict(self.state, pod, gang):
+            return f"gang: {conflict}"
+        members = members_of(self.state, pod, gang).values()
+        if counted(members) < gang.minimum:
+            return f"gang: {gang.minimum} members must start together, and {self._why_incomplete(members, gang)}"
         if is_full(self.state, pod, gang):
             return f"gang: {gang.maximum} members run, and no more may"
+        if gang.role is not None and not self.need_not_wait(pod, gang) and not self.needed(pod, gang):
+            return f"gang: role {gang.role.name} has its minimum of {gang.role.minimum} without this member, which starts after the gang"
         if standing.pauses:
             return "gang: it reserved room without starting, and planning pauses for a while"
         if gang.domain is not None and needs_one_domain(gang):
             return self._domain_sentence(pod, gang, gang.domain.level)
         return "gang: no room for enough members at once"
+
+    def _why_incomplete(self, members: Collection[PodFacts], gang: Gang) -> str:
+        """Return why a gang has too few members that may start."""
+        gated = [other for other in self.state.gang_members(gang.key) if other.is_gated and not other.deletion_requested]
+        if counted([*members, *gated]) >= gang.minimum:
+            return f"scheduling gates hold back {len(gated)}"
+        return lacking_roles(members, gang.minimum - counted(members)) or "fewer with GPUs exist"
 
     def _domain_sentence(self, pod: PodFacts, gang: Gang, level: str) -> str:
         """Return why no domain takes all members that must be in one."""
@@ -155,21 +174,32 @@ class Planner:
 
     def need_not_wait(self, pod: PodFacts, gang: Gang) -> bool:
         """Whether a member need not wait for others: enough members are placed, or it is placed itself."""
-        placed = [uid for uid, other in members_of(self.state, pod, gang).items() if is_placed(self.state, other)]
-        return len(placed) >= gang.minimum or pod.uid in placed
+        if is_placed(self.state, pod):
+            return True
+        placed = [other for other in members_of(self.state, pod, gang).values() if is_placed(self.state, other)]
+        return counted(placed) >= gang.minimum and not role_conflict(self.state, pod, gang)
 
     def needed(self, pod: PodFacts, gang: Gang) -> list[PodFacts]:
-        """Return as many members without a firm or ready reservation as the gang lacks, the pod first; empty if there are too few."""
+        """Return as many members without a firm or ready reservation as the gang lacks, the pod first.
+
+        Empty if there are too few, if their roles contradict each other, and for a member that the gang does not lack: its role has enough.
+        """
         return self._lacking(pod, gang, with_ready=False)
 
     def _lacking(self, pod: PodFacts, gang: Gang, *, with_ready: bool) -> list[PodFacts]:
         """Return the pod and as many unplaced members as the gang lacks. Ready members come first, or are left out."""
-        others = [other for uid, other in members_of(self.state, pod, gang).items() if uid != pod.uid]
-        movable = [other for other in others if not (is_placed(self.state, other) or (is_ready(self.state, other) and not with_ready))]
-        # Members that are not movable have a place already.
-        lacking = max(1, gang.minimum - (len(others) - len(movable)))
-        lacking_members = [pod, *in_order(movable, self.state)[: lacking - 1]]
-        return lacking_members if len(lacking_members) == lacking else []
+        fixed: list[PodFacts] = []
+        movable: list[PodFacts] = []
+        for uid, other in members_of(self.state, pod, gang).items():
+            if uid != pod.uid:
+                has_place = is_placed(self.state, other) or (is_ready(self.state, other) and not with_ready)
+                (fixed if has_place else movable).append(other)
+        lacking = gang.minimum - counted(fixed)
+        if lacking <= 0:
+            return [pod]
+        needed = extras_last(fixed, [pod, *in_order(movable, self.state)])[0][:lacking]
+        is_enough = len(needed) == lacking and needed[0] is pod
+        return needed if is_enough and not role_conflict(self.state, pod, gang) else []
 
     def ready(self, pod: PodFacts, gang: Gang) -> list[PodFacts]:
         """Return the members that are ready."""

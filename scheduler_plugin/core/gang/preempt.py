@@ -6,14 +6,13 @@ cheapest set of victims with which placement finds devices. Sets are compared as
 disruption budgets, then by the highest priority, then by the sum of priorities (so fewer are better, because each pod counts at least one).
 Of equal sets the one with the most extras is taken: pods of gangs that run with more members than their minimum.
 
-Pods of a running gang end one by one only while enough of the gang stay (``Band``); otherwise all of them end, or no pod of the gang.
+Pods of a running gang end one by one only while enough of the gang, and of each role, stay (``Band``); otherwise all of them end, or none.
 
 A container of k vGPUs needs k devices, and for each set of k devices only the pods on them matter. So the search goes through the sets of
 devices, the most promising first, and in each through the sets of pods, the cheapest first. It is exact up to MAX_CHECKS checks. Beyond, it
 returns the best result so far, or the first set from which no pod can be spared.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -54,7 +53,7 @@ class Victim:
     budgets: frozenset[BudgetKey] = frozenset()
     """The budgets that count its end."""
     is_extra: bool = False
-    """Whether it is in a gang that runs with more members than its minimum."""
+    """Whether its gang keeps its minimum without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +63,30 @@ class Band:
     members: frozenset[str]
     """UIDs."""
     spare: int
-    """How many of them can end while enough of the gang stay."""
+    """How many that count towards the minimum can end while enough of the gang stay."""
     whole: bool
     """Whether the whole gang ends if all of these end."""
+    roles: tuple[tuple[frozenset[str], int], ...] = ()
+    """UIDs of the candidates of each role, and how many members the role has beyond its minimum: those do not count."""
 
-    def spares(self, ended: int) -> bool:
-        """Whether the gang keeps its minimum, or ends whole, if this many of the members end."""
-        return ended <= self.spare or (self.whole and ended == len(self.members))
+    def spares(self, ended: AbstractSet[str]) -> bool:
+        """Whether the gang keeps its minimum, or ends whole, if these members end."""
+        return self.keeps_minimum(ended) or (self.whole and ended == self.members)
+
+    def keeps_minimum(self, ended: AbstractSet[str]) -> bool:
+        """Whether the gang keeps its minimum if these members end."""
+        return len(ended) - sum(min(surplus, len(uids & ended)) for uids, surplus in self.roles) <= self.spare
+
+    def most(self) -> frozenset[str]:
+        """Return as many members as can end: all if the gang can end whole, else those that it spares."""
+        if self.whole:
+            return self.members
+        surplus = frozenset(uid for uids, count in self.roles for uid in sorted(uids)[:count])
+        return surplus | frozenset(sorted(self.members - surplus)[: self.spare])
+
+    def role_of(self, uid: str) -> int:
+        """Return the number of a member's role; -1 without one."""
+        return next((number for number, (uids, _) in enumerate(self.roles) if uid in uids), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +117,10 @@ def moves_of(candidates: Sequence[Victim], bands: Sequence[Band]) -> Iterator[_M
     band_of = {uid: band for band in bands for uid in band.members}
     for victim in candidates:
         band = band_of.get(victim.uid)
-        if band is None or band.spare:
+        if band is None or band.keeps_minimum({victim.uid}):
             yield (victim,)
     for band in bands:
-        if band.whole and band.spare < len(band.members):
+        if band.whole and not band.keeps_minimum(band.members):
             yield tuple(victim for victim in candidates if victim.uid in band.members)
 
 
@@ -289,8 +305,9 @@ class _Search:
     def _compatible(self, moves: Iterable[_Move]) -> bool:
         """Whether moves can be made together: no pod ends twice, and no gang loses more pods one by one than it can spare."""
         ended = [victim.uid for move in moves for victim in move]
-        counts = Counter(band for uid in ended if (band := self._band_of.get(uid)) is not None)
-        return len(set(ended)) == len(ended) and all(band.spares(count) for band, count in counts.items())
+        gone = frozenset(ended)
+        bands = {id(band): band for uid in ended if (band := self._band_of.get(uid)) is not None}
+        return len(gone) == len(ended) and all(band.spares(band.members & gone) for band in bands.values())
 
     def _works(self, moves: Iterable[_Move], fits: _Fits) -> bool:
         self._checks_left -= 1
@@ -315,7 +332,9 @@ class _Search:
         return [self._nature(victim) for victim in a] == [self._nature(victim) for victim in b]
 
     def _nature(self, victim: Victim) -> tuple[object, ...]:
-        return victim.priority, victim.footprint, victim.budgets, victim.is_extra, self._band_of.get(victim.uid)
+        band = self._band_of.get(victim.uid)
+        of_gang = None if band is None else (band, band.role_of(victim.uid))
+        return victim.priority, victim.footprint, victim.budgets, victim.is_extra, of_gang
 
     def _cost(self, ended: _Move) -> Cost:
         return cost_of(ended, self._question.allowed)

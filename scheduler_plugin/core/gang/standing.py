@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from scheduler_plugin.core.cluster.domains import DomainMode
 from scheduler_plugin.core.cluster.gang import Gang, gang_of_pod
 from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.cluster.roles import conflict_of
 from scheduler_plugin.core.cluster.state import ClusterState, Stage
 
 
@@ -51,6 +52,11 @@ def may_still_start(state: ClusterState, gang: Gang, but: str = "") -> int | Non
 def is_full(state: ClusterState, pod: PodFacts, gang: Gang) -> bool:
     """Whether as many other members run as may at the same time."""
     return may_still_start(state, gang, but=pod.uid) == 0
+
+
+def role_conflict(state: ClusterState, pod: PodFacts, gang: Gang) -> str:
+    """Return why the roles of a gang contradict each other; empty if they do not."""
+    return conflict_of(members_of(state, pod, gang).values(), gang.minimum)
 
 
 # --- domains ----------------------------------------------------------------------------------------------------------

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gangs of possible victims: a running gang keeps its minimum of members, or ends whole.
+"""The gangs of possible victims: a running gang keeps its minimum of members, of each role as many as count, or ends whole.
 
 kube-scheduler preempts pods on one node only, so there a gang with members on other nodes cannot end whole. Our own evictions can end it.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from scheduler_plugin.core.cluster.gang import gang_of_pod
 from scheduler_plugin.core.cluster.pods import PodFacts
+from scheduler_plugin.core.cluster.roles import by_role, counted, minima_of, role_of
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.gang.preempt import Band
 from scheduler_plugin.core.gang.standing import is_placed
@@ -36,7 +37,7 @@ def ending_on(
     bands: list[Band] = []
     for members in _gangs_of(state, chosen, evictable, preemptor):
         if members.may_stay:
-            bands.append(Band(members.here, max(0, members.spare), members.whole))
+            bands.append(Band(members.here, max(0, members.spare), members.whole, members.roles))
         elif members.whole:
             # Too few would be left, and all of them are here: they end together with the chosen ones.
             also |= members.here
@@ -46,12 +47,28 @@ def ending_on(
 
 
 def is_extra(state: ClusterState, pod: PodFacts) -> bool:
-    """Whether a pod is in a gang that runs with more members than its minimum."""
+    """Whether a pod is in a gang that keeps its minimum without it."""
     gang = gang_of_pod(pod)
     if gang is None:
         return False
-    running = [other for other in state.gang_members(gang.key) if is_placed(state, other) and not other.deletion_requested]
-    return len(running) > _minimum(running)
+    return spare_without(running_members(state, gang.key), pod) >= 0
+
+
+def running_members(state: ClusterState, key: tuple[str, str]) -> list[PodFacts]:
+    """Return the members of a gang that have a place and do not end."""
+    return [pod for pod in state.gang_members(key) if is_placed(state, pod) and not pod.deletion_requested]
+
+
+def spare_without(running: Sequence[PodFacts], pod: PodFacts | None = None) -> int:
+    """Return how many more members than the minimum of their gang count, without a pod; negative if they are too few."""
+    return counted(other for other in running if pod is None or other.uid != pod.uid) - minimum_of(running)
+
+
+def roles_of(left: Sequence[PodFacts], here: frozenset[str]) -> tuple[tuple[frozenset[str], int], ...]:
+    """Return for each role its members that may end, and how many of all that are left are beyond its minimum. Args: here: UIDs."""
+    minima = minima_of(role for pod in left if (role := role_of(pod)) is not None)
+    pods = by_role(left)
+    return tuple((here & {pod.uid for pod in pods[name]}, max(0, len(pods[name]) - minima[name])) for name in sorted(pods))
 
 
 def _gangs_of(
@@ -83,18 +100,21 @@ class _Members:
     whole: bool
     """Whether those are all that are left, so that the gang can end whole."""
     spare: int
-    """How many more than the minimum are left; negative if the gang breaks."""
+    """How many more that count than the minimum are left; negative if the gang breaks."""
+    roles: tuple[tuple[frozenset[str], int], ...] = ()
+    """As in ``Band``."""
 
     @classmethod
     def of(cls, state: ClusterState, key: tuple[str, str], chosen: Collection[str], may_go: Collection[str], *, is_own: bool) -> "_Members":
-        running = [pod for pod in state.gang_members(key) if is_placed(state, pod) and not pod.deletion_requested]
+        running = running_members(state, key)
         left = [pod for pod in running if pod.uid not in chosen]
         here = frozenset(pod.uid for pod in left if pod.uid in may_go)
         ending = len(running) - len(left)
         if is_own:
             # Ending a member for the sake of another gains nothing: none may end, alone or with the others.
             return cls(ending, len(left), here, whole=False, spare=-1 if ending else 0)
-        return cls(ending, len(left), here, whole=len(here) == len(left), spare=len(left) - _minimum(running))
+        spare, whole = counted(left) - minimum_of(running), len(here) == len(left)
+        return cls(ending, len(left), here, whole=whole, spare=spare, roles=roles_of(left, here))
 
     @property
     def may_stay(self) -> bool:
@@ -102,6 +122,6 @@ class _Members:
         return not self.ending or self.spare >= 0 or not self.left
 
 
-def _minimum(members: Iterable[PodFacts]) -> int:
+def minimum_of(members: Iterable[PodFacts]) -> int:
     """Return how many members must run; if they state different minimums, the largest counts."""
     return max((gang.minimum for pod in members if (gang := gang_of_pod(pod)) is not None), default=0)

@@ -146,3 +146,87 @@ def test_wrong_value_is_refused(annotations, says):
 def test_annotation_of_gangs_without_gang_is_refused(name):
     with pytest.raises(RequestError, match="pods of a gang"):
         gang_of("team", {name: "2"})
+
+
+# --- roles ---------------------------------------------------------------------------------------------------------------
+
+
+class Training(Elastic):
+    """One master and two workers are the minimum, and five members the maximum."""
+
+    def __init__(self, *nodes: str) -> None:
+        super().__init__(5, *nodes)
+        self.gang[contract.ANNOTATION_GANG_MIN] = "3"
+
+    def pod(self, uid: str, mib: int = 1000) -> dict:
+        self.become(uid)
+        return super().pod(uid, mib)
+
+    def become(self, uid: str, minimum: int | None = None) -> None:
+        """Write the annotations of a member; the first letter of its name says its role."""
+        role, usual = ("master", 1) if uid.startswith("m") else ("worker", 2)
+        own = {contract.ANNOTATION_GANG_ROLE: role, contract.ANNOTATION_GANG_ROLE_MIN: str(usual if minimum is None else minimum)}
+        self.gang = self.gang | own
+
+    def run(self, uid: str, node: str, minor: int) -> None:
+        self.become(uid)
+        self.takes(uid, node, minor, of_gang=True)
+
+
+def test_workers_do_not_start_in_place_of_the_master():
+    scene = Training("n1", "n2", "n3")
+    for number in range(4):
+        scene.member(f"w{number}")
+    sentence = "gang: 3 members must start together, and no role other than worker (2) has members"
+    assert scene.filter("w0") == ([], {sentence})
+    assert not scene.context.gangs.may_plan(known_gang(scene.state.pods["w0"]))
+    scene.member("master")
+    assert scene.context.gangs.may_plan(known_gang(scene.state.pods["w0"]))
+    assert scene.filter("w0")[0]
+    assert len(scene.state.reservations) == 3
+    assert "master" in scene.state.reservations
+
+
+async def test_member_beyond_its_role_waits_until_the_gang_has_started():
+    scene = Training("n1", "n2", "n3")
+    for uid in ("master", "w0", "w1", "w2"):
+        scene.member(uid)
+    nodes = {uid: scene.filter(uid)[0][0] for uid in ("w0", "w1", "master")}
+    with mock.patch.object(gang_module, "WAIT_SECONDS", 0.01):
+        for uid, lacking in (("w0", 2), ("w1", 1)):
+            pod = scene.state.pods[uid]
+            answer = await scene.context.gangs.admit(pod, known_gang(pod), nodes[uid])
+            assert answer == f"gang train waits for {lacking} more of its members"
+        after = "gang: role worker has its minimum of 2 without this member, which starts after the gang"
+        assert scene.filter("w2") == ([], {after})
+        assert scene.context.gangs.needed_with(scene.state.pods["w2"], known_gang(scene.state.pods["w2"])) == []
+        freed_count = scene.state.freed_count
+        assert not await scene.start("master")
+    assert scene.state.freed_count > freed_count, "the others are tried again"
+    assert scene.filter("w2")[0]
+
+
+async def test_members_that_state_different_minima_of_a_role_do_not_start():
+    scene = Training("n1", "n2", "n3")
+    for uid in ("w0", "w1", "master"):
+        scene.member(uid)
+    pod = scene.state.pods["w1"]
+    annotations = {**pod.gpu.annotations, contract.ANNOTATION_GANG_ROLE_MIN: "1"}
+    scene.state.set_pod(replace(pod, gpu=replace(pod.gpu, annotations=annotations)))
+    sentence = "gang: members of role worker state 1 and 2 as aliquot.dev/gang-role-min: give all of them the same"
+    assert scene.filter("w0") == ([], {sentence})
+    assert await scene.context.gangs.admit(scene.state.pods["w0"], known_gang(scene.state.pods["w0"]), "n1") == sentence
+    scene.state.set_pod(pod)
+    assert scene.filter("w0")[0]
+
+
+def test_extra_worker_ends_before_the_master_and_no_worker_of_the_minimum():
+    scene = Training("n1", "n2")
+    for number, uid in enumerate(("master", "w0", "w1", "w2")):
+        scene.run(uid, ("n1", "n2")[number // 2], number % 2)
+    important = make_pod("important", priority=100, **WHOLE)
+    scene.state.set_pod(important)
+    assert [plan_eviction(scene.context, important, node, ()).ended for node in scene.nodes] == [frozenset({"w0"}), frozenset({"w1"})]
+    scene.state.drop_pod("w2")
+    ended = plan_eviction(scene.context, important, "n1", ()).ended
+    assert ended == frozenset({"master", "w0", "w1"}), "the whole gang, also where its master is not on the node"

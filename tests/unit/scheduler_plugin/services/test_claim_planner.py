@@ -198,6 +198,54 @@ def test_gang_without_enough_members_waits_and_keeps_nothing() -> None:
     assert "gang: 2 members must start together" in world.events["a"]
 
 
+def create_member(world: ClaimWorld, name: str, role: str = "worker", least: str = "1") -> None:
+    world.create_pod(name, asking(memory="900Mi"), gang=2, gang_role=role, gang_role_min=least)
+
+
+def test_gang_waits_for_its_master_whatever_the_number_of_workers() -> None:
+    world = ClaimWorld(["n1"], devices=3)
+    for name in ("a", "b"):
+        create_member(world, name)
+    plan(world, 2)
+    assert not world.used()
+    assert "gang: 2 members must start together, and no role other than worker (1) has members" in world.events["a"]
+    create_member(world, "master", "master")
+    plan(world, 2)
+    assert [world.is_gated(name) for name in ("a", "b", "master")] == [False, False, False]
+
+
+def test_gang_with_little_room_starts_with_one_of_each_role() -> None:
+    world = ClaimWorld(["n1"], devices=2)
+    for name in ("a", "b"):
+        create_member(world, name)
+    create_member(world, "master", "master")
+    plan(world, 3)
+    assert [world.is_gated(name) for name in ("a", "b", "master")] == [False, True, False]
+
+
+def test_roles_that_contradict_each_other_are_reported() -> None:
+    world = ClaimWorld(["n1"], devices=2)
+    create_member(world, "a")
+    create_member(world, "b", least="2")
+    plan(world, 2)
+    assert not world.used()
+    assert "members of role worker state 1 and 2" in world.events["a"]
+
+
+def test_worker_beyond_the_minimum_is_evicted_and_the_master_stays() -> None:
+    world = ClaimWorld(["n1"], devices=3)
+    for name in ("a", "b"):
+        create_member(world, name)
+    create_member(world, "master", "master")
+    plan(world, 2)
+    for name in ("a", "b", "master"):
+        world.kube_scheduler(name)
+    world.create_pod("important", asking(memory="900Mi"), priority=9)
+    plan(world, 2)
+    assert len(world.evicted) == 1
+    assert world.evicted[0] in ("a", "b")
+
+
 def test_half_of_gang_is_taken_back_when_the_rest_is_gone() -> None:
     world = ClaimWorld(["n1"])
     for name in ("a", "b"):

@@ -84,6 +84,25 @@ async def test_others_end_if_a_member_failed():
     assert await scene.after(REPEAT_SECONDS) == ["m1", "m2"]
 
 
+@pytest.mark.parametrize(("lost", "broken"), [("master", True), ("w0", False)])
+async def test_lost_role_breaks_gang_though_enough_others_are_left(lost, broken):
+    def of_role(name: str, minimum: str) -> dict[str, str]:
+        return WHOLE | {contract.ANNOTATION_GANG_ROLE: name, contract.ANNOTATION_GANG_ROLE_MIN: minimum}
+
+    scene = Scene(members=0, annotations=of_role("worker", "2"))
+    for number in range(3):
+        scene.runs(f"w{number}")
+    scene.annotations = of_role("master", "1")
+    scene.runs("master")
+    scene.ends(lost)
+    assert await scene.after(SETTLE_SECONDS) == (["w0", "w1", "w2"] if broken else [])
+    assert scene.reported[:1] == (
+        ["evicted to restart gang train whole: member pod-master ended, and fewer than 3 that count for their roles are left"]
+        if broken
+        else []
+    )
+
+
 async def test_others_end_if_a_member_is_being_deleted():
     scene = Scene()
     scene.state.set_pod(replace(scene.state.pods["m0"], deletion_requested=True))

@@ -59,6 +59,8 @@ class Webhook:
 
     def __init__(self, cluster: Cluster, *, for_all: bool = False, gate: bool = True, **options: Any) -> None:
         self.now = 0.0
+        self.role: tuple[str | None, str | None] = (None, None)
+        """The role and its minimum of the pod that was admitted last."""
         normaliser = Normaliser(Options(lambda _: (81920,), gangs_from_owners=gate, **options))
 
         def grouper(rules: Normaliser) -> Grouper:
@@ -80,6 +82,7 @@ class Webhook:
         assert "patch" not in await self._review(self._reviews.mutate_adopted, patched)
         annotations = patched["metadata"].get("annotations", {})
         gang = annotations.get(contract.ANNOTATION_GANG)
+        self.role = annotations.get(contract.ANNOTATION_GANG_ROLE), annotations.get(contract.ANNOTATION_GANG_ROLE_MIN)
         return "", None if gang is None else (gang, annotations[contract.ANNOTATION_GANG_MIN]), response.get("warnings", [])
 
     def warnings(self, path: str, item: Json, group: str = "") -> str:
@@ -290,6 +293,42 @@ def cases() -> Iterator[Any]:
 CASES: dict[str, Case] = dict(cases())
 
 
+def torch(workers: int = 4, **fields: Any) -> Json:
+    return training("PyTorchJob", "pytorchReplicaSpecs", {"Master": (1, 1), "Worker": (workers, 1)}, **fields)
+
+
+RAY_GROUPS = [ray_workers(5, least=2), ray_workers(4, least=0, groupName="burst")]
+
+
+@pytest.mark.parametrize(
+    ("owner", "label", "role", "minimum", "wanted"),
+    [
+        (torch(), f"{KUBEFLOW}/replica-type", "master", "5", ("master", "1")),
+        (torch(), f"{KUBEFLOW}/replica-type", "Worker", "5", ("worker", "4")),
+        (torch(elasticPolicy={"minReplicas": 2}), f"{KUBEFLOW}/replica-type", "worker", "3", ("worker", "2")),
+        (torch(runPolicy={"schedulingPolicy": {"minAvailable": 3}}), f"{KUBEFLOW}/replica-type", "worker", "3", (None, None)),
+        (torch(), "app", "worker", "5", (None, None)),
+        (ray(RAY_GROUPS, 1, enableInTreeAutoscaling=True), "ray.io/group", "headgroup", "3", ("headgroup", "1")),
+        (ray(RAY_GROUPS, 1, enableInTreeAutoscaling=True), "ray.io/group", "w", "3", ("w", "2")),
+        (ray(RAY_GROUPS, 0, enableInTreeAutoscaling=True), "ray.io/group", "burst", "2", ("burst", "0")),
+        (ray([ray_workers(2, hosts=3)], 1), "ray.io/group", "w", "7", ("w", "6")),
+        (ray([ray_workers(2)]), "ray.io/group", "w", "2", (None, None)),
+    ],
+)
+def test_roles_of_an_owner_have_their_own_minima(owner, label, role, minimum, wanted):
+    webhook = Webhook(Cluster(owner))
+    refusal, gang, warnings = webhook.admit(pod_of(owner, labels=ASKED | {label: role}))
+    assert (refusal, warnings, webhook.role) == ("", [], wanted)
+    assert gang is not None
+    assert gang[1] == minimum
+
+
+def test_role_of_pod_that_differs_from_its_owner_is_refused():
+    own = {contract.ANNOTATION_GANG_ROLE: "worker", contract.ANNOTATION_GANG_ROLE_MIN: "3"}
+    pod = pod_of(torch(), labels=ASKED | {f"{KUBEFLOW}/replica-type": "worker"}, annotations=own)
+    assert contract.ANNOTATION_GANG_ROLE_MIN in Webhook(Cluster(torch())).admit(pod)[0]
+
+
 def test_every_kind_of_the_table_has_an_example():
     seen = {item["kind"] for case in CASES.values() for item in case.objects}
     assert {row.kind for row in OWNERS} <= seen
@@ -495,7 +534,7 @@ IDLE: dict[str, Json] = {
         "queue": "a",
         "minSubGroup": 2,
     },
-    "Volcano": {"minTaskMember": {"worker": 3}, "minResources": {"cpu": "1"}, "networkTopology": {"mode": "soft"}, "priorityClassName": ""},
+    "Volcano": {"minTaskMember": {"worker": 4}, "minResources": {"cpu": "1"}, "networkTopology": {"mode": "soft"}, "priorityClassName": ""},
     "coscheduling": {"scheduleTimeoutSeconds": 30},
     "Kubernetes": {"priorityClassName": "high", "podGroupTemplateRef": {"workload": {"workloadName": "w"}}},
 }
@@ -511,7 +550,7 @@ def test_field_of_pod_group_without_effect_is_named_in_a_warning(api):
 
 IDLE_NAMES = {
     "KAI": "topologyConstraint.preferredTopologyLevel, minSubGroup, queue",
-    "Volcano": "minResources, minTaskMember, networkTopology",
+    "Volcano": "minTaskMember, minResources, networkTopology",
     "coscheduling": "scheduleTimeoutSeconds",
     "Kubernetes": "priorityClassName",
 }
@@ -564,7 +603,11 @@ def test_topology_of_pod_group_becomes_domain_of_gang(name):
 @pytest.mark.parametrize(
     ("word", "spec", "said"),
     [
-        ("pod-group-name", {"subGroups": [{"name": "a", "minMember": 1}]}, "has subGroups"),
+        ("pod-group-name", {"subGroups": [{"name": "a", "minMember": 3}]}, "names none of them: ''"),
+        ("pod-group-name", {"subGroups": [{"name": "a"}, {"name": "b", "parent": "a"}]}, "nested subGroups"),
+        ("pod-group-name", {"subGroups": [{"name": "a", "minSubGroup": 2}]}, "nested subGroups"),
+        ("pod-group-name", {"subGroups": [{"name": "a", "topologyConstraint": {"requiredTopologyLevel": "my/rack"}}]}, "the whole group"),
+        ("scheduling.volcano.sh/group-name", {"minTaskMember": {"a": 3}}, "set annotation volcano.sh/task-spec"),
         ("pod-group-name", {"topologyConstraint": {"requiredTopologyLevel": "pool"}}, "cannot be a level"),
         ("scheduling.volcano.sh/group-name", {"networkTopology": {"mode": "hard"}}, "networkTopology.mode: hard"),
     ],
@@ -573,6 +616,41 @@ def test_pod_group_that_cannot_be_honoured_is_refused(word, spec, said):
     api = next(api for api in POD_GROUPS if api.word == word)
     cluster = Cluster(owned(api.api_versions[0], "PodGroup", "g", SPECS[api.system] | spec))
     assert said in Webhook(cluster).admit(naming(word))[0]
+
+
+@pytest.mark.parametrize(
+    ("word", "spec", "part", "wanted"),
+    [
+        ("pod-group-name", {"subGroups": [{"name": "head", "minMember": 1}, {"name": "work", "minMember": 4}]}, "work", ("5", "work", "4")),
+        ("pod-group-name", {"subGroups": [{"name": "head"}, {"name": "work", "minMember": 2}]}, "head", ("3", "head", "1")),
+        ("scheduling.volcano.sh/group-name", {"minTaskMember": {"head": 1, "work": 2}}, "work", ("3", "work", "2")),
+        ("scheduling.k8s.io/group-name", {"minTaskMember": {"work": 3, "idle": 0}}, "idle", ("3", "idle", "0")),
+        ("scheduling.volcano.sh/group-name", {"minTaskMember": {"head": 1, "work": 3}}, "work", ("3", None, None)),
+    ],
+)
+def test_parts_of_pod_group_are_roles(word, spec, part, wanted):
+    api = next(api for api in POD_GROUPS if api.word == word)
+    pod = naming(word)
+    where = "labels" if api.system == "KAI" else "annotations"
+    pod["metadata"].setdefault(where, {})[api.part] = part
+    webhook = Webhook(Cluster(owned(api.api_versions[0], "PodGroup", "g", SPECS[api.system] | spec)))
+    assert webhook.admit(pod)[:2] == ("", ("g", wanted[0]))
+    assert (wanted[0], *webhook.role) == wanted
+
+
+@pytest.mark.parametrize(
+    ("word", "spec"),
+    [
+        ("pod-group-name", {"subGroups": [{"name": "a", "minMember": 2}]}),
+        ("scheduling.volcano.sh/group-name", {"minTaskMember": {"a": 2}}),
+    ],
+)
+def test_more_members_than_parts_add_up_to_are_refused(word, spec):
+    api = next(api for api in POD_GROUPS if api.word == word)
+    pod = naming(word)
+    pod["metadata"].setdefault("labels" if api.system == "KAI" else "annotations", {})[api.part] = "a"
+    cluster = Cluster(owned(api.api_versions[0], "PodGroup", "g", SPECS[api.system] | spec))
+    assert "minMember 3, more than the 2" in Webhook(cluster).admit(pod)[0]
 
 
 def test_pod_group_counts_before_owner():

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from aliquot import contract
 from aliquot_lab.standin.patches import apply_json_patch
 from scheduler_plugin.settings import Settings
 from scheduler_plugin.webhook.amounts import HAMI, Options
@@ -389,11 +390,11 @@ def test_group_that_only_the_replaced_scheduler_would_form_is_warned_of(schedule
 
 
 def test_words_of_a_pod_that_keeps_its_scheduler_are_left_to_it():
-    pod = make_pod({VGPU: 1, MEMORY: 100}, labels={"kai.scheduler/subgroup-name": "x"}, schedulerName="mine")
+    pod = make_pod({VGPU: 1, MEMORY: 100}, labels={"kai.scheduler/task-priority": "x"}, schedulerName="mine")
     pod["metadata"]["annotations"] = {"pod-group-name": "g", "kai.scheduler/of-tomorrow": "x"}
     _, ours, outcome = admitted(pod)
     assert ours == {}
-    for name in ("kai.scheduler/subgroup-name", "kai.scheduler/of-tomorrow"):
+    for name in ("kai.scheduler/task-priority", "kai.scheduler/of-tomorrow"):
         assert any(f"{name} has no effect: it is left to scheduler mine" in warning for warning in outcome.warnings)
 
 
@@ -454,7 +455,16 @@ def test_word_is_found_as_label_and_as_annotation():
 
 def test_sub_group_of_a_gang_is_warned_of():
     pod = make_pod({VGPU: 1, MEMORY: 100}, annotations=dict(GANG), labels={"kai.scheduler/subgroup-name": "workers"})
-    assert admitted(pod)[2].warnings == ("label kai.scheduler/subgroup-name has no effect: the pod's gang starts as a whole",)
+    (warning,) = admitted(pod)[2].warnings
+    assert warning.startswith("label kai.scheduler/subgroup-name has no effect: the pod's gang has one minimum")
+
+
+def test_sub_group_without_gang_is_refused_and_with_role_silent():
+    labels = {"kai.scheduler/subgroup-name": "workers"}
+    assert "PodGroup that is not read" in rules().admit(make_pod({VGPU: 1, MEMORY: 100}, labels=labels)).refusal
+    role = {contract.ANNOTATION_GANG_ROLE: "workers", contract.ANNOTATION_GANG_ROLE_MIN: "1"}
+    outcome = admitted(make_pod({VGPU: 1, MEMORY: 100}, annotations=GANG | role, labels=labels))[2]
+    assert (outcome.refusal, outcome.warnings) == ("", ())
 
 
 @pytest.mark.parametrize("text", ["5", "soon", "5m!", ""])

@@ -3,8 +3,10 @@
 
 from typing import Any
 
+from aliquot import contract
 from aliquot.contract.model import Policy
 from scheduler_plugin.core.cluster.journal import Rules, snapshot_of
+from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.explain.what_if import Placement, WhatIf
 from scheduler_plugin.core.fit.kube_filters import NO_HOST_ROOM
@@ -32,6 +34,19 @@ def test_new_pods_use_up_the_cpu_of_hosts():
     trial = trial_of(make_state("n1", gpus=4))
     pods = [make_pod(uid, vgpu="1", vgpu_memory="10", cpu_milli=3000) for uid in ("a", "b", "c")]
     assert said(trial.add(pods)) == {"a": "n1", "b": "n1", "c": NO_HOST_ROOM}
+
+
+def test_gang_gets_no_room_without_each_of_its_roles():
+    def member(uid: str, role: str) -> PodFacts:
+        sizes = {contract.ANNOTATION_GANG_MIN: "2", contract.ANNOTATION_GANG_ROLE_MIN: "1"}
+        own = sizes | {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_ROLE: role}
+        return make_pod(uid, vgpu="1", vgpu_memory="10", annotations=own)
+
+    workers = [member("a", "worker"), member("b", "worker")]
+    sentence = "gang g: 2 members must start together, and no role other than worker (1) has members"
+    assert {one.refusal for one in trial_of(make_state("n1")).add(workers)} == {sentence}
+    placed = trial_of(make_state("n1")).add([*workers, member("c", "master")])
+    assert [one.node for one in placed] == ["n1", "n1", "n1"]
 
 
 def test_a_drained_pod_goes_nowhere_without_cpu_and_ram_for_it():
