@@ -10,7 +10,7 @@ Invariants at every step:
 - I2, I4: the devices of a bound pod are on its node, as many as it requests, and of the amounts that it requests.
 - I3: nothing is held for a pod that is gone, once the watch has reported that. At the end only bound pods hold something.
 - I5: node and devices of a bound pod never change.
-- Gangs: a member is bound only when enough members have a place, never more than the maximum, and in the required domain.
+- Gangs: a member is bound only when enough members of each role have a place, never more than the maximum, and in the required domain.
 - Evictions: only for a more important pod that waits as far as the watch says, after the minimum runtime of the pod that ends, and
   within its disruption budget. Unless the watch is late, they leave a gang that runs whole, with its minimum, or without members.
 """
@@ -83,6 +83,8 @@ TEMPLATES = {
     "s": Template(2, 400, 0, covered=True),
     "t": Template(1, GPU_MIB, 100),
 }
+ROLES = {"e0": "master", "e1": "worker", "e2": "worker", "e3": "worker"}
+"""By slot; the gang needs one of each role."""
 SLOTS = tuple(f"{name}{number}" for name, template in TEMPLATES.items() for number in range(template.pods))
 """One pod of a slot lives at a time, in addition to those that terminate."""
 IMPORTANT = ("d0", "d1", "t0")
@@ -202,7 +204,8 @@ class World:
             return
         self.created += 1
         template, name = TEMPLATES[slot[0]], f"{slot}-{self.created}"
-        pod = make_pod(name, priority=template.priority, annotations=template.annotations, **template.limits)
+        role = {contract.ANNOTATION_GANG_ROLE: ROLES[slot], contract.ANNOTATION_GANG_ROLE_MIN: "1"} if slot in ROLES else {}
+        pod = make_pod(name, priority=template.priority, annotations={**template.annotations, **role}, **template.limits)
         assert pod.gpu is not None
         gpu = replace(pod.gpu, name=name, scheduler_name=contract.SCHEDULER_NAME)
         labels = COVERED if template.covered else ()
@@ -253,8 +256,13 @@ class World:
     def running(self) -> list[PodFacts]:
         return [pod for pod in self.pods.values() if pod.node_name and not pod.deletion_requested]
 
-    def running_by_gang(self) -> Counter[str]:
-        return Counter(pod.uid[0] for pod in self.running() if gang_of_pod(pod) is not None)
+    def running_by_gang(self) -> dict[str, list[str]]:
+        """Return the UIDs of the running members of each gang."""
+        found: dict[str, list[str]] = {name: [] for name in TEMPLATES}
+        for pod in self.running():
+            if gang_of_pod(pod) is not None:
+                found[pod.uid[0]].append(pod.uid)
+        return found
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -395,15 +403,15 @@ class World:
         firm = {uid for uid, reservation in self.state.reservations.items() if reservation.stage.is_firm}
         placed = {uid for uid, other in self.state.pods.items() if other.node_name} | firm
         members = sorted(other for other in placed if other[0] == uid[0])
-        if len(members) < own.minimum:
+        if counted(members) < own.minimum:
             self.faults.append(f"{uid} is bound, and only {members} have a place")
 
-    def check_gangs_after(self, before: Mapping[str, int], evicted: Iterable[PodFacts]) -> None:
+    def check_gangs_after(self, before: Mapping[str, Sequence[str]], evicted: Iterable[PodFacts]) -> None:
         """Check that evictions leave a gang that ran whole with its minimum, or without members."""
         after = self.running_by_gang()
         for name in {pod.uid[0] for pod in evicted if gang_of_pod(pod) is not None}:
             minimum = int(TEMPLATES[name].annotations[contract.ANNOTATION_GANG_MIN])
-            assert before[name] < minimum or after[name] == 0 or after[name] >= minimum, (
+            assert counted(before[name]) < minimum or not after[name] or counted(after[name]) >= minimum, (
                 f"gang {name}: {before[name]} ran, {after[name]} do"
             )
 
@@ -455,6 +463,12 @@ class World:
             for device in self.state.device_states(node):
                 amounts = held.get(device.device.uuid, [])
                 assert (device.used_memory_bytes >> 20, device.used_shares) == (sum(amounts), len(amounts))
+
+
+def counted(uids: Sequence[str]) -> int:
+    """Count members towards the minimum of their gang: one of each role, and all without a role."""
+    slots = [uid.partition("-")[0] for uid in uids]
+    return sum(slot not in ROLES for slot in slots) + len({ROLES[slot] for slot in slots if slot in ROLES})
 
 
 def slot_of(pod: PodFacts) -> str:
