@@ -148,12 +148,11 @@ class Templates:
         if known is None or (_is_controlled(found) and not known.controlled):
             return UNTOUCHED
         owner = {"kind": known.controller, "name": _name(found), "controller": True}
-        queue_name = str(labels_of(found).get(QUEUE_LABEL) or DEFAULT_QUEUE)
         operations: list[Json] = []
         warnings: list[str] = []
         for place, was in _changed_places(known, found, old):
             pod = place.pod(owner)
-            rules = self._normaliser.behind(pod["spec"], namespace, queue_name)
+            rules = self._normaliser.behind(pod["spec"], namespace, _queue_name(found))
             outcome = _rewrite(rules, pod, was.pod(owner) if was is not None else None)
             operations += place.operations(outcome.patch)
             warnings += [text for text in (*_warnings(outcome, place), *self._lost_around(found, place, owner)) if text not in warnings]
@@ -247,6 +246,10 @@ def labels_of(found: Mapping[str, Any]) -> Mapping[str, Any]:
     metadata = found.get("metadata")
     labels = metadata.get("labels") if isinstance(metadata, dict) else None
     return labels if isinstance(labels, dict) else {}
+
+
+def _queue_name(found: Mapping[str, Any]) -> str:
+    return str(labels_of(found).get(QUEUE_LABEL) or DEFAULT_QUEUE)
 
 
 def _name(found: Mapping[str, Any]) -> str:

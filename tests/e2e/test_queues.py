@@ -449,6 +449,7 @@ def knows(kubectl: Kubectl, job: Object) -> bool:
 
 
 @pytest.mark.soak
+@pytest.mark.adopted
 @pytest.mark.timeout(400)
 def test_kueue_counts_shares_and_whole_gpus_by_flavor_of_queue(
     kubectl: Kubectl, counting_whole_gpus: Kubectl, node_name: str, small_node: str
