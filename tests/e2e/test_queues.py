@@ -473,7 +473,10 @@ def test_kueue_counts_shares_and_whole_gpus_by_flavor_of_queue(
                     [pod] = running(kubectl, f"{name}-{queue}", 1)
                     assert [device["total_bytes"] // MIB for device in Client(kubectl, pod).devices()] == parts
     finally:
-        kubectl.run("delete", "jobs", "--all", "--now", "--cascade=foreground", timeout_seconds=START_SECONDS)
+        kubectl.run("delete", "jobs", "--all", "--now")
+        # No kubelet ends the pods on the second node.
+        kubectl.run("delete", "pods", f"--field-selector=spec.nodeName={small_node}", "--force", "--grace-period=0")
+        eventually(lambda: not kubectl.all("pods"), "all pods to be gone", seconds=START_SECONDS)
         for item in reversed(queues):
             kubectl.delete(f"{item['kind'].lower()}.kueue.x-k8s.io", item["metadata"]["name"])
 

@@ -26,6 +26,7 @@ QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 DEFAULT_QUEUE: Final = "default"
 """Kueue gives an object without the label to the LocalQueue of this name, if its namespace has one."""
 _ANY_TAINT: Final = (Toleration(operator="Exists"),)
+_MOST_KEPT: Final = 256
 _NO_LABELS: Final[Mapping[str, str]] = {}
 
 
@@ -76,11 +77,13 @@ class ClusterQueue(msgspec.Struct, frozen=True):
 
 
 class GpuSizes:
-    """The memory sizes of the GPUs on which a pod can run."""
+    """The memory sizes of the GPUs on which a pod can run. Kept until a node changes: the nodes of equal rules, as many pods have."""
 
     def __init__(self, state: ClusterState, directory: NodeDirectory) -> None:
         self._state = state
         self._directory = directory
+        self._nodes: dict[NodeRules, frozenset[str]] = {}
+        self._nodes_at = directory.version
 
     def __call__(self, spec: Mapping[str, Any], queue: Queue | None, preferences: Preferences) -> set[int]:
         """Return the sizes in MiB: of the nodes that the pod's own rules and one of the queue's flavors allow.
@@ -98,11 +101,18 @@ class GpuSizes:
         except msgspec.ValidationError:  # the API server refuses this spec
             return everywhere
         flavors = queue.flavors if queue is not None else (_NO_LABELS,)
+        if not any(flavors) and not own.selector and own.terms is None:
+            return everywhere
         found = [self._on(own.narrowed(labels), preferences) for labels in flavors if own.agree_with(labels)]
         return set().union(*found) if found and all(found) else everywhere
 
     def _on(self, rules: NodeRules, preferences: Preferences) -> set[int]:
-        rows = (self._state.row_of(name) for name in self._directory.allowed(rules))
+        if self._nodes_at != self._directory.version or len(self._nodes) >= _MOST_KEPT:
+            self._nodes.clear()
+            self._nodes_at = self._directory.version
+        if rules not in self._nodes:
+            self._nodes[rules] = self._directory.allowed(rules)
+        rows = (self._state.row_of(name) for name in self._nodes[rules])
         return device_sizes(self._state.columns, preferences, [row for row in rows if row is not None])
 
 

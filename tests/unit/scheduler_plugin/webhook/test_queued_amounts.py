@@ -46,12 +46,12 @@ class Rig:
     """A cluster with two pools, and one ClusterQueue for some flavors, each of one pool."""
 
     def __init__(self, *pools: str, covered: tuple[str, ...] = (VGPU, MEMORY)) -> None:
-        self.state, directory = ClusterState(), NodeDirectory()
+        self.state, self.directory = ClusterState(), NodeDirectory()
         for pool, mib in SIZES.items():
             for number in range(2):
                 name = f"{pool}-{number}"
                 self.state.set_gpu_node(make_node(name, [make_device(name, 0, mib=mib)]))
-                directory.put(NodeFacts(name, {"pool": pool}, (Taint("dedicated", pool, "NoSchedule"),)))
+                self.directory.put(NodeFacts(name, {"pool": pool}, (Taint("dedicated", pool, "NoSchedule"),)))
         self.objects = KueueObjects(lambda: 0.0)
         group = {"coveredResources": covered, "flavors": [{"name": pool} for pool in pools]}
         spec = {"resourceGroups": [{"coveredResources": ["cpu"], "flavors": [{"name": "hosts"}]}, group]}
@@ -65,7 +65,7 @@ class Rig:
         options = Options(
             lambda preferences: device_sizes(self.state.columns, preferences),
             count_whole_gpus=True,
-            sizes_behind=GpuSizes(self.state, directory),
+            sizes_behind=GpuSizes(self.state, self.directory),
             find_queue=self.objects.queue,
         )
         self.rules = Normaliser(options)
@@ -199,6 +199,30 @@ def test_pod_of_rewritten_template_is_left_as_counted(request_name):
         outcome = rules.admit(pod)
         assert not outcome.refusal
         assert not [one for one in outcome.patch if str(one["path"]).endswith("/resources")]
+
+
+@pytest.mark.parametrize("change", ["a node of another size comes", "a node gets the label", "the only node goes", "sizes change"])
+def test_nodes_that_change_count_at_once(change):
+    rig = Rig("small")
+    half = job_of({VGPU: "1", PERCENT: "50"}, {})
+    assert limits_of(rig.admit(half)[0]) == in_mib(1, 50, SIZES["small"])
+    if change == "a node of another size comes":
+        rig.state.set_gpu_node(make_node("new", [make_device("new", 0, mib=SIZES["large"])]))
+        rig.directory.put(NodeFacts("new", {"pool": "small"}))
+        expected = of_chosen_node(1, 50)
+    elif change == "a node gets the label":
+        rig.directory.put(NodeFacts("large-0", {"pool": "small"}))
+        expected = of_chosen_node(1, 50)
+    elif change == "the only node goes":
+        for number in range(2):
+            rig.state.drop_gpu_node(f"small-{number}")
+            rig.directory.drop(f"small-{number}")
+        expected = in_mib(1, 50, SIZES["large"])
+    else:
+        for number in range(2):
+            rig.state.set_gpu_node(make_node(f"small-{number}", [make_device(f"small-{number}", 0, mib=20_000)]))
+        expected = in_mib(1, 50, 20_000)
+    assert limits_of(rig.admit(half)[0]) == expected
 
 
 def test_percentage_of_queue_becomes_claim_that_could_not_state_it():
