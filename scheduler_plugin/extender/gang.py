@@ -275,7 +275,10 @@ class Gangs:
         """Return why a member must not be bound to a node at all; empty if it may be, alone or with others."""
         if is_placed(self._state, pod):
             return ""
-        if is_full(self._state, pod, gang) or role_conflict(self._state, pod, gang):
+        if is_full(self._state, pod, gang):
+            return self.sentence(pod, gang)
+        if role_conflict(self._state, pod, gang):
+            self._state.release(pod.uid)  # so that filter says why
             return self.sentence(pod, gang)
         if outside(self._state, pod, gang, (node,)):
             self._state.release(pod.uid)  # so that filter plans it again

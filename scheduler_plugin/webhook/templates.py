@@ -16,7 +16,7 @@ from typing import Any, Final
 from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.errors import ContractError
-from scheduler_plugin.core.admit.queues import DEFAULT_QUEUE, QUEUE_LABEL
+from scheduler_plugin.core.admit.queues import QUEUE_LABEL
 from scheduler_plugin.core.cluster.pods import asks_gpu
 from scheduler_plugin.webhook import per_gpu
 from scheduler_plugin.webhook.amounts import Options
@@ -249,7 +249,13 @@ def labels_of(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _queue_name(found: Mapping[str, Any]) -> str:
-    return str(labels_of(found).get(QUEUE_LABEL) or DEFAULT_QUEUE)
+    """Return the name of the LocalQueue of an object, or of the jobs that it makes; empty without one.
+
+    Kueue writes its default queue into the label. Then the API server calls this webhook again.
+    """
+    spec = found.get("spec")
+    made = spec.get("jobTemplate") if isinstance(spec, dict) else None
+    return str(labels_of(made if isinstance(made, dict) else found).get(QUEUE_LABEL) or "")
 
 
 def _name(found: Mapping[str, Any]) -> str:

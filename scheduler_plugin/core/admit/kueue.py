@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import msgspec
 
 from aliquot import contract
-from scheduler_plugin.core.admit.nodes import Toleration
+from scheduler_plugin.core.admit.nodes import Taint, Toleration
 from scheduler_plugin.core.cluster.objects import Metadata
 
 API: Final = "apis/kueue.x-k8s.io/v1beta2"
@@ -171,6 +171,8 @@ class Flavor(msgspec.Struct, frozen=True):
     name: str
     labels: Mapping[str, str] = {}
     tolerations: tuple[Toleration, ...] = ()
+    taints: tuple[Taint, ...] = ()
+    """Kueue gives it only to pods that tolerate them, or if the flavor's own tolerations do."""
 
 
 # --- topology-aware scheduling ---
@@ -393,6 +395,7 @@ def decode_priority_class(raw: bytes | msgspec.Raw) -> PriorityClass:
 
 class _FlavorSpec(msgspec.Struct, rename="camel"):
     node_labels: dict[str, str] | None = None
+    node_taints: tuple[Taint, ...] | None = None
     tolerations: tuple[Toleration, ...] | None = None
 
 
@@ -404,4 +407,4 @@ class _FlavorObject(msgspec.Struct):
 def decode_flavor(raw: bytes | msgspec.Raw) -> Flavor:
     """Read a ResourceFlavor. Raises msgspec.DecodeError."""
     item = msgspec.json.decode(raw, type=_FlavorObject)
-    return Flavor(item.metadata.name, item.spec.node_labels or {}, item.spec.tolerations or ())
+    return Flavor(item.metadata.name, item.spec.node_labels or {}, item.spec.tolerations or (), item.spec.node_taints or ())

@@ -107,12 +107,17 @@ class NodeRules:
         """Return the rules of a pod that also requires these labels, and has these tolerations too."""
         return NodeRules(tuple(sorted({*self.selector, *labels.items()})), self.terms, (*self.tolerations, *tolerations))
 
-    def agree_with(self, labels: Mapping[str, str]) -> bool:
-        """Whether a pod with these rules may use a node that has these labels among others. Kueue chooses flavors by this."""
-        if any(labels.get(key, value) != value for key, value in self.selector):
+    def agree_with(self, labels: Mapping[str, str], keys: Collection[str]) -> bool:
+        """Whether the rules about these keys allow nodes that have, of these keys, the labels."""
+        if any(labels.get(key) != value for key, value in self.selector if key in keys):
             return False
-        known = ([one for one in term.match_expressions if one.key in labels] for term in self.terms or ())
+        known = ([one for one in term.match_expressions if one.key in keys] for term in self.terms or ())
         return self.terms is None or any(all(one.met(labels) for one in expressions) for expressions in known)
+
+    def tolerate(self, taints: Iterable[Taint]) -> bool:
+        """Whether a pod with these rules may run in spite of some taints."""
+        hard = (taint for taint in taints if taint.effect in HARD_EFFECTS)
+        return all(any(toleration.covers(taint) for toleration in self.tolerations) for taint in hard)
 
     def allow(self, node: NodeFacts) -> bool:
         """Whether a pod with these rules may use a node."""
@@ -120,8 +125,7 @@ class NodeRules:
             return False
         if self.terms is not None and not any(term.met(node) for term in self.terms):
             return False
-        hard = (taint for taint in node.taints if taint.effect in HARD_EFFECTS)
-        return all(any(toleration.covers(taint) for toleration in self.tolerations) for taint in hard)
+        return self.tolerate(node.taints)
 
 
 class NodeDirectory:

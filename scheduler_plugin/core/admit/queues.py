@@ -7,7 +7,7 @@ its queue have GPUs of one size.
 Source: apis/kueue/v1beta2 of Kueue 0.19.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -23,11 +23,8 @@ from scheduler_plugin.core.fit.columnar import device_sizes
 
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 """Of an object, with the name of a LocalQueue in its namespace."""
-DEFAULT_QUEUE: Final = "default"
-"""Kueue gives an object without the label to the LocalQueue of this name, if its namespace has one."""
 _ANY_TAINT: Final = (Toleration(operator="Exists"),)
 _MOST_KEPT: Final = 256
-_NO_LABELS: Final[Mapping[str, str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +32,22 @@ class Queue:
     """What a ClusterQueue says about GPU memory."""
 
     name: str
-    flavors: tuple[Mapping[str, str], ...]
-    """Of each flavor that counts GPU memory, the labels of its nodes."""
+    flavors: tuple[Flavor, ...]
+    """Those that count GPU memory."""
     counts_percentages: bool = False
     """Whether it has a quota for percentages."""
+
+    def flavors_for(self, rules: NodeRules) -> Sequence[Flavor]:
+        """Return the flavors that Kueue may choose for a pod: those whose taints it tolerates, and whose labels its rules allow.
+
+        The rules count for all keys that any of the flavors has.
+        """
+        keys = {key for flavor in self.flavors for key in flavor.labels}
+        return [
+            flavor
+            for flavor in self.flavors
+            if rules.agree_with(flavor.labels, keys) and rules.narrowed({}, flavor.tolerations).tolerate(flavor.taints)
+        ]
 
 
 class LocalQueue(msgspec.Struct, frozen=True):
@@ -73,7 +82,7 @@ class ClusterQueue(msgspec.Struct, frozen=True):
         if group is None or not all(name in flavors for name in group.flavors):
             return None
         percentages = any(contract.RESOURCE_VGPU_MEMORY_PERCENT in one.resources for one in self.groups)
-        return Queue(self.name, tuple(flavors[name].labels for name in group.flavors), percentages)
+        return Queue(self.name, tuple(flavors[name] for name in group.flavors), percentages)
 
 
 class GpuSizes:
@@ -88,28 +97,31 @@ class GpuSizes:
     def __call__(self, spec: Mapping[str, Any], queue: Queue | None, preferences: Preferences) -> set[int]:
         """Return the sizes in MiB: of the nodes that the pod's own rules and one of the queue's flavors allow.
 
-        If no GPU is known there, or none of one flavor, as of a node pool at zero, the GPUs of the whole cluster count.
+        Empty if they are not known: a flavor of the queue has no GPU now, as of a node pool at zero, and the pod names no model.
 
         Args:
             spec: of the pod.
         """
         everywhere = device_sizes(self._state.columns, preferences)
-        if len(everywhere) < 2:  # the usual cluster: no node's labels are read
-            return everywhere
         try:
-            own = replace(rules_of(spec), tolerations=_ANY_TAINT)
+            rules = rules_of(spec)
         except msgspec.ValidationError:  # the API server refuses this spec
             return everywhere
-        flavors = queue.flavors if queue is not None else (_NO_LABELS,)
-        if not any(flavors) and not own.selector and own.terms is None:
-            return everywhere
-        found = [self._on(own.narrowed(labels), preferences) for labels in flavors if own.agree_with(labels)]
-        return set().union(*found) if found and all(found) else everywhere
+        if queue is None:
+            return self._on(rules, preferences) or everywhere
+        found = [self._on(rules.narrowed(flavor.labels), preferences) for flavor in queue.flavors_for(rules)]
+        if found and all(found):
+            return set().union(*found)
+        return everywhere if preferences.gpu_type else set()
 
     def _on(self, rules: NodeRules, preferences: Preferences) -> set[int]:
+        """Return the sizes on the nodes with the labels that some rules require. Taints do not count: a cordon changes no size."""
+        if not rules.selector and rules.terms is None:
+            return device_sizes(self._state.columns, preferences)
         if self._nodes_at != self._directory.version or len(self._nodes) >= _MOST_KEPT:
             self._nodes.clear()
             self._nodes_at = self._directory.version
+        rules = replace(rules, tolerations=_ANY_TAINT)
         if rules not in self._nodes:
             self._nodes[rules] = self._directory.allowed(rules)
         rows = (self._state.row_of(name) for name in self._nodes[rules])

@@ -11,6 +11,7 @@ Members of one role can state different minima when their owner was resized: the
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from aliquot import contract
@@ -52,7 +53,13 @@ def role_of(member: PodFacts) -> Role | None:
     """Return the role of a pod that is known as a member of a gang, so its annotations are valid; None without one."""
     annotations = {} if member.gpu is None else member.gpu.annotations
     name = annotations.get(contract.ANNOTATION_GANG_ROLE)
-    return None if name is None else Role(name, int(annotations[contract.ANNOTATION_GANG_ROLE_MIN]))
+    return None if name is None else _role(name, annotations[contract.ANNOTATION_GANG_ROLE_MIN])
+
+
+@lru_cache(maxsize=1024)
+def _role(name: str, minimum: str) -> Role:
+    """Return the one object for a role: filter counts thousands of members at each call."""
+    return Role(name, int(minimum))
 
 
 def counting(members: Iterable[PodFacts]) -> list[PodFacts]:

@@ -188,6 +188,8 @@ class Planner:
 
     def _lacking(self, pod: PodFacts, gang: Gang, *, with_ready: bool) -> list[PodFacts]:
         """Return the pod and as many unplaced members as the gang lacks. Ready members come first, or are left out."""
+        if role_conflict(self.state, pod, gang):
+            return []
         fixed: list[PodFacts] = []
         movable: list[PodFacts] = []
         for uid, other in members_of(self.state, pod, gang).items():
@@ -198,8 +200,7 @@ class Planner:
         if lacking <= 0:
             return [pod]
         needed = extras_last(fixed, [pod, *in_order(movable, self.state)])[0][:lacking]
-        is_enough = len(needed) == lacking and needed[0] is pod
-        return needed if is_enough and not role_conflict(self.state, pod, gang) else []
+        return needed if len(needed) == lacking and needed[0] is pod else []
 
     def ready(self, pod: PodFacts, gang: Gang) -> list[PodFacts]:
         """Return the members that are ready."""

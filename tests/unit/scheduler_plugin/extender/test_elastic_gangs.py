@@ -220,6 +220,21 @@ async def test_members_that_state_different_minima_of_a_role_do_not_start():
     assert scene.filter("w0")[0]
 
 
+def test_member_that_contradicts_a_running_gang_takes_no_room_and_says_why():
+    scene = Training("n1", "n2", "n3")
+    for number, uid in enumerate(("master", "w0", "w1")):
+        scene.run(uid, ("n1", "n1", "n2")[number], number % 2)
+    scene.member("w2")
+    pod = scene.state.pods["w2"]
+    annotations = {**pod.gpu.annotations, contract.ANNOTATION_GANG_ROLE_MIN: "1"}
+    scene.state.set_pod(replace(pod, gpu=replace(pod.gpu, annotations=annotations)))
+    sentence = "gang: members of role worker state 1 and 2 as aliquot.dev/gang-role-min: give all of them the same"
+    assert scene.filter("w2") == ([], {sentence})
+    assert "w2" not in scene.state.reservations
+    scene.state.set_pod(pod)
+    assert scene.filter("w2")[0]
+
+
 def test_extra_worker_ends_before_the_master_and_no_worker_of_the_minimum():
     scene = Training("n1", "n2")
     for number, uid in enumerate(("master", "w0", "w1", "w2")):

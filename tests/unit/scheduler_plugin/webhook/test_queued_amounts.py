@@ -40,6 +40,7 @@ REQUESTS: dict[str, tuple[dict[str, str], dict[str, str], int, int]] = {
 }
 """By name: limits, annotations, vGPUs, and the percentage of each."""
 WHOLE = 100
+MODEL = "H200"
 
 
 class Rig:
@@ -56,9 +57,8 @@ class Rig:
         group = {"coveredResources": covered, "flavors": [{"name": pool} for pool in pools]}
         spec = {"resourceGroups": [{"coveredResources": ["cpu"], "flavors": [{"name": "hosts"}]}, group]}
         self.objects.cluster_queues.listed([decode_cluster_queue(raw({"metadata": {"name": "gpus"}, "spec": spec}))])
-        for name in ("mine", "default"):
-            local = {"metadata": {"name": name, "namespace": f"with-{name}"}, "spec": {"clusterQueue": "gpus"}}
-            self.objects.local_queues.changed(decode_local_queue(raw(local)))
+        local = {"metadata": {"name": "mine", "namespace": "with-mine"}, "spec": {"clusterQueue": "gpus"}}
+        self.objects.local_queues.listed([decode_local_queue(raw(local))])
         for pool in (*SIZES, EMPTY):
             flavor = {"metadata": {"name": pool}, "spec": {"nodeLabels": {"pool": pool}}}
             self.objects.flavors.changed(decode_flavor(raw(flavor)))
@@ -150,9 +150,56 @@ def test_without_known_queue_amount_is_that_of_chosen_node(request_name, queue, 
     assert not [warning for warning in outcome.warnings if "Kueue" in warning]
 
 
-def test_object_without_label_is_in_default_queue_of_its_namespace():
-    job, _ = Rig("large").admit(job_of({VGPU: "1", PERCENT: "50"}, {}, "", "with-default"))
-    assert limits_of(job) == in_mib(1, 50, SIZES["large"])
+@pytest.mark.parametrize("of_jobs", [True, False])
+def test_queue_of_cron_job_is_that_of_its_jobs(of_jobs):
+    own, made = ({}, {QUEUE: "mine"}) if of_jobs else ({QUEUE: "mine"}, {})
+    template: dict[str, Any] = {"metadata": {"labels": made}, "spec": job_of({VGPU: "1", PERCENT: "50"}, {})["spec"]}
+    cron: dict[str, Any] = {"metadata": {"name": "cron", "namespace": "with-mine", "labels": own}, "spec": {"jobTemplate": template}}
+    outcome = Templates(Rig("large").rules).admit("batch", "CronJob", cron, None, "with-mine")
+    apply_json_patch(cron, list(outcome.patch))
+    assert limits_of(template) == (in_mib(1, 50, SIZES["large"]) if of_jobs else of_chosen_node(1, 50))
+
+
+def test_label_that_kueue_adds_after_first_review_counts():
+    """Kueue's own webhook adds the default queue, and the API server calls ours again."""
+    rig = Rig("large")
+    first, _ = rig.admit(job_of({"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "50"}, {}, ""))
+    assert limits_of(first) == of_chosen_node(1, 50)
+    first["metadata"]["labels"] = {QUEUE: "mine"}
+    again, _ = rig.admit(first)
+    assert limits_of(again) == in_mib(1, 50, SIZES["large"])
+
+
+@pytest.mark.parametrize(("tolerated_by", "is_chosen"), [("nothing", False), ("the pod", True), ("the flavor", True)])
+def test_flavor_with_taint_counts_if_it_is_tolerated(tolerated_by, is_chosen):
+    rig, toleration = Rig(*SIZES), {"key": "spot", "operator": "Exists"}
+    spec = {"nodeLabels": {"pool": "large"}, "nodeTaints": [{"key": "spot", "value": "yes", "effect": "NoSchedule"}]}
+    if tolerated_by == "the flavor":
+        spec["tolerations"] = [toleration]
+    rig.objects.flavors.changed(decode_flavor(raw({"metadata": {"name": "large"}, "spec": spec})))
+    job, _ = rig.admit(job_of({VGPU: "1", PERCENT: "50"}, {}, tolerations=[toleration] if tolerated_by == "the pod" else []))
+    assert limits_of(job) == (of_chosen_node(1, 50) if is_chosen else in_mib(1, 50, SIZES["small"]))
+
+
+def test_flavor_without_label_that_another_has_is_not_chosen_by_it():
+    rig = Rig(*SIZES)
+    rig.objects.flavors.changed(decode_flavor(raw({"metadata": {"name": "large"}, "spec": {"nodeLabels": {"gpu": "h100"}}})))
+    job, _ = rig.admit(job_of({VGPU: "1", PERCENT: "50"}, {}, nodeSelector={"pool": "small"}))
+    assert limits_of(job) == in_mib(1, 50, SIZES["small"])
+
+
+@pytest.mark.parametrize("request_name", REQUESTS)
+def test_pool_at_zero_counts_by_no_other_pool(request_name):
+    """The cluster has GPUs of one size, and the queue's nodes come later."""
+    limits, annotations, vgpus, percent = REQUESTS[request_name]
+    rig = Rig(EMPTY)
+    for number in range(2):
+        rig.state.drop_gpu_node(f"large-{number}")
+    job, outcome = rig.admit(job_of(limits, annotations))
+    assert limits_of(job) == of_chosen_node(vgpus, percent)
+    assert any("not known" in warning for warning in outcome.warnings)
+    named, _ = rig.admit(job_of(limits, annotations | {contract.ANNOTATION_GPU_TYPE: MODEL}))
+    assert limits_of(named) == in_mib(vgpus, percent, SIZES["small"])
 
 
 def test_queue_that_counts_percentages_gets_percentages():
@@ -217,7 +264,7 @@ def test_nodes_that_change_count_at_once(change):
         for number in range(2):
             rig.state.drop_gpu_node(f"small-{number}")
             rig.directory.drop(f"small-{number}")
-        expected = in_mib(1, 50, SIZES["large"])
+        expected = of_chosen_node(1, 50)
     else:
         for number in range(2):
             rig.state.set_gpu_node(make_node(f"small-{number}", [make_device(f"small-{number}", 0, mib=20_000)]))
