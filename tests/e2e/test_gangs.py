@@ -90,12 +90,14 @@ def test_elastic_workers_wait_for_their_master_and_end_before_it(fleet: Fleet) -
     fleet.fill({"fleet-a1": 5, "fleet-a2": 0, "fleet-b1": 0, "fleet-b2": 0})
     worker, master = ({"gang_role": role, "gang_role_min": least} for role, least in (("worker", "2"), ("master", "1")))
     annotations = gang("team", 3, gang_max="5", **worker)
-    fleet.create(*(pod(f"team-worker-{number}", annotations=annotations) for number in range(4)))
+    workers = [f"team-worker-{number}" for number in range(4)]
+    fleet.create(*(pod(name, annotations=annotations) for name in workers))
+    # The first ones may be looked at before the others exist, and then say less.
     sentence = "gang: 3 members must start together, and no role other than worker (2) has members"
     eventually(
-        lambda: any(sentence in event for event in fleet.kubectl.events("team-worker-0")),
+        lambda: any(sentence in event for name in workers for event in fleet.kubectl.events(name)),
         "the reason in an event",
-        otherwise=lambda: str(fleet.kubectl.events("team-worker-0")),
+        otherwise=lambda: str([fleet.kubectl.events(name) for name in workers]),
     )
     assert fleet.why("team-worker-0")["gang"] == sentence
     assert not fleet.nodes_of(prefix="team")
