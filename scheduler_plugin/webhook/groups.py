@@ -132,7 +132,7 @@ def _use(found: Finding, draft: Draft) -> bool:
 
 
 def _check_sub_group(draft: Draft) -> None:
-    """Refuse KAI's sub-group on a pod whose PodGroup was not read. Raises RequestError."""
+    """Refuse a pod in a sub-group of KAI if its PodGroup was not read. Raises RequestError."""
     name = draft.labels.get(KAI_SUB_GROUP, "")
     if not name or contract.ANNOTATION_GANG_ROLE in draft.annotations:
         return

@@ -94,15 +94,16 @@ def _of_kai(name: str, spec: Json, part: str) -> PodGroup:
 
 
 def _with_sub_groups(group: PodGroup, content: Any, part: str) -> PodGroup:
-    """Add the role of a pod in a group with sub-groups, each of which needs its own minimum.
+    """Add the role of a pod in a group with sub-groups. Each sub-group has its own minimum.
 
-    Raises: RequestError: a sub-group asks for what a role cannot do, or the pod is in none of them.
+    Raises: RequestError: a sub-group states what a role cannot have, or the pod is in no sub-group.
     """
     sub_groups = [_mapping(one) for one in (content if isinstance(content, list) else ())]
     has_topology = _check_sub_groups(group, sub_groups)
     minima = {str(one.get("name") or ""): _least(one) for one in sub_groups}
     if part not in minima:
-        raise RequestError(f"PodGroup {quote(group.name)} has subGroups, and label {KAI_SUB_GROUP} names none of them: {quote(part)}")
+        names = " or ".join(sorted(minima))
+        raise RequestError(f"PodGroup {quote(group.name)} has subGroups: expected label {KAI_SUB_GROUP} to be {names}, found {quote(part)}")
     idle = ("subGroups.topologyConstraint",) if has_topology else ()
     return _with_roles(replace(group, idle=(*group.idle, *idle)), minima, part, "subGroups")
 

@@ -224,7 +224,7 @@ def _own_words(container: DraftContainer, was: DraftContainer, options: Options)
 
 
 def _from_annotations(rules: Normaliser, old: Json) -> set[tuple[str, str]]:
-    """Return the containers whose amounts in a template come from its annotations."""
+    """Return the containers that got their amounts from the template's annotations."""
     bare = deepcopy(old)
     for _, container in _containers(bare):
         _remove_equal(container, container)

@@ -37,23 +37,20 @@ UNTIL_TOLD = ["sh", "-c", "until [ -e /tmp/end ]; do sleep 0.2; done"]
 
 
 @pytest.fixture(scope="module")
-def clusters(product: Kubectl, supplied: Target) -> Iterator[tuple[Target, Target]]:
+def clusters(product: Kubectl, node: Cluster, supplied: Target) -> Iterator[tuple[Target, Target]]:
     """A manager that has the webhook and Kueue, and may use the cluster under test as its worker. Both are gone afterwards."""
-    if supplied.local is None:
-        pytest.skip("this scenario starts a second cluster beside its own: it runs on the local cluster only")
-    worker = supplied.local
     with ExitStack() as parts:
-        parts.callback(restart_control_plane, worker)
-        restart_control_plane(worker, WITHOUT_WATCH_LIST)
-        parts.enter_context(installed(product, worker, KUEUE_FOR_JOBS))
+        parts.callback(restart_control_plane, node)
+        restart_control_plane(node, WITHOUT_WATCH_LIST)
+        parts.enter_context(installed(product, node, KUEUE_FOR_JOBS))
         manager = parts.enter_context(running_cluster(RUN.with_name(f"{RUN.name}-manager")))
         for archive in all_images():
             manager.import_image(archive)
         kubectl = manager.kubectl()
         install_without_agents(kubectl)
         parts.enter_context(installed(kubectl, manager, KUEUE_FOR_JOBS))
-        way = parts.enter_context(manager.api_of(worker))
-        kubectl.within("kueue-system").apply(way_to_worker(worker.kubeconfig.read_text(), way))
+        way = parts.enter_context(manager.api_of(node))
+        kubectl.within("kueue-system").apply(way_to_worker(node.kubeconfig.read_text(), way))
         yield Target(kubectl, manager), supplied
 
 

@@ -22,7 +22,7 @@ NODES = ("n1", "n2", "n3", "n4")
 
 
 class Roles(Scene):
-    """A gang of which each member has a role, or none."""
+    """A gang. Each member has a role, or none."""
 
     def __init__(self, minima: dict[str, int], free: int, most: int | None = None) -> None:
         """Args: free: how many members without a role the gang needs in addition."""

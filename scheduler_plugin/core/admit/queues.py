@@ -38,7 +38,7 @@ class Queue:
     """Whether it has a quota for percentages."""
 
     def flavors_for(self, rules: NodeRules) -> Sequence[Flavor]:
-        """Return the flavors that Kueue may choose for a pod: those whose taints it tolerates, and whose labels its rules allow.
+        """Return the flavors that Kueue may choose for a pod: it tolerates their taints, and its rules allow their labels.
 
         The rules count for all keys that any of the flavors has.
         """

@@ -107,7 +107,7 @@ def test_each_request_of_claim_finds_room_beside_vgpus() -> None:
 
 
 def claim_without_answer(dropped: int) -> ClaimWorld:
-    """A pod with a claim and one with vGPUs, of which one fits. Args: dropped: how many writes of the claim are lost."""
+    """A pod with a claim and one with vGPUs; only one of them fits. Args: dropped: how many writes of the claim are lost."""
     world = ClaimWorld(["n1"], devices=1)
     world.create_pod("claimed", asking(memory="700Mi"))
     world.create_with_ids("ids", 400)

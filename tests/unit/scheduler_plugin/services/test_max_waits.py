@@ -20,7 +20,7 @@ RESERVED = {"type": "QuotaReserved", "status": "True", "lastTransitionTime": CRE
 
 
 class Scene:
-    """Workloads of two classes, of which one states ten minutes; it is the API and the clock too."""
+    """Workloads of two classes; one class states ten minutes. It is the API and the clock too."""
 
     def __init__(self, max_wait: str = "10m", kind: str = "PriorityClass") -> None:
         self.kind = kind

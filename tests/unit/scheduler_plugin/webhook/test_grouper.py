@@ -603,7 +603,7 @@ def test_topology_of_pod_group_becomes_domain_of_gang(name):
 @pytest.mark.parametrize(
     ("word", "spec", "said"),
     [
-        ("pod-group-name", {"subGroups": [{"name": "a", "minMember": 3}]}, "names none of them: ''"),
+        ("pod-group-name", {"subGroups": [{"name": "a", "minMember": 3}]}, "to be a, found ''"),
         ("pod-group-name", {"subGroups": [{"name": "a"}, {"name": "b", "parent": "a"}]}, "nested subGroups"),
         ("pod-group-name", {"subGroups": [{"name": "a", "minSubGroup": 2}]}, "nested subGroups"),
         ("pod-group-name", {"subGroups": [{"name": "a", "topologyConstraint": {"requiredTopologyLevel": "my/rack"}}]}, "the whole group"),
