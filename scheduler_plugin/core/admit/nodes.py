@@ -55,6 +55,10 @@ class NodeTerm(msgspec.Struct, frozen=True, rename="camel"):
     match_expressions: tuple[Expression, ...] = ()
     match_fields: tuple[Expression, ...] = ()
 
+    def agrees_with(self, labels: Mapping[str, str], keys: Collection[str]) -> bool:
+        """Whether its requirements about these keys are met by the labels."""
+        return all(one.met(labels) for one in self.match_expressions if one.key in keys)
+
     def met(self, node: "NodeFacts") -> bool:
         """Whether a node meets the term."""
         if not self.match_expressions and not self.match_fields:
@@ -111,8 +115,7 @@ class NodeRules:
         """Whether the rules about these keys allow nodes that have, of these keys, the labels."""
         if any(labels.get(key) != value for key, value in self.selector if key in keys):
             return False
-        known = ([one for one in term.match_expressions if one.key in keys] for term in self.terms or ())
-        return self.terms is None or any(all(one.met(labels) for one in expressions) for expressions in known)
+        return self.terms is None or any(term.agrees_with(labels, keys) for term in self.terms)
 
     def tolerate(self, taints: Iterable[Taint]) -> bool:
         """Whether a pod with these rules may run in spite of some taints."""
