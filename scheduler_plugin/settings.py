@@ -13,8 +13,11 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from aliquot import contract
+from aliquot.contract import units
+from aliquot.contract.errors import ContractError
 from aliquot.contract.features import SETTING, FeatureGates, Gate, parse_gates, with_components
 from aliquot.contract.model import Policy
+from aliquot.placement import mig
 from aliquot.process.settings import FileOnly, LogFormat, LogLevel, Row, SettingsError, Table, split_address
 from scheduler_plugin.core.classes import DEFAULT_CLASSES, ClassError, Profile, parse_classes
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS, Weights
@@ -160,6 +163,14 @@ class Settings:
             advanced=True,
         ),
     ] = ""
+    mig_profiles: Annotated[
+        str,
+        Row(
+            "MIG profiles of nodes that are to be added, each with the MiB of an instance, such as 1g.10gb=9728, 3g.40gb=40192; a pod that "
+            "states MiB in HAMi's mode mig gets one of them while no node offers instances",
+            advanced=True,
+        ),
+    ] = ""
     scheduling_groups: Annotated[
         bool,
         Row(
@@ -212,6 +223,7 @@ class Settings:
         self._check_webhook()
         self._check_dashboard()
         self.hami_names()
+        self.expected_profiles()
 
     def taken_schedulers(self) -> tuple[str, ...]:
         """Return the names in replacedSchedulers."""
@@ -228,6 +240,18 @@ class Settings:
                 raise SettingsError(f"hamiResources {part}: {name} counts a container's total here; only the count may have our name")
             stated[key] = name
         return stated
+
+    def expected_profiles(self) -> dict[str, int]:
+        """Return the MiB of each profile in migProfiles. Raises SettingsError."""
+        sizes: dict[str, int] = {}
+        for part in filter(None, (part.strip() for part in self.mig_profiles.split(","))):
+            profile, _, mib = part.partition("=")
+            try:
+                mig.parse_profile(profile)
+                sizes[profile] = units.parse_count(mib)
+            except ContractError as exc:
+                raise SettingsError(f"migProfiles {part}: want PROFILE=MIB such as 1g.10gb=9728: {exc}") from None
+        return sizes
 
     @property
     def gates(self) -> FeatureGates:

@@ -119,7 +119,7 @@ def _ask_instances(draft: Draft, container: DraftContainer, vgpus: int, memory: 
         raise RequestError(
             f"container {container.name} asks in mode {MIG_MODE} for instances with {wanted_mib or 'all the'} MiB, and no node offers MIG "
             f"instances now, so no profile can be chosen: ask for the instance by its resource, such as "
-            f"{contract.RESOURCE_MIG_PREFIX}1g.10gb: 1; that also works while nodes are to be added"
+            f"{contract.RESOURCE_MIG_PREFIX}1g.10gb: 1, or have the scheduler's setting migProfiles name what new nodes will offer"
         )
     if not wanted_mib or not fitting:
         found = ", ".join(f"{name} with {size} MiB" for name, size in sorted(profiles.items(), key=lambda item: item[1]))

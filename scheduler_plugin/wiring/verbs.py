@@ -149,11 +149,12 @@ def webhook_verbs(
 
 def make_normaliser(settings: Settings, state: ClusterState, nodes: Nodes | None = None) -> Normaliser:
     """Construct the webhook's rules. Args: nodes: None if a share counts for all nodes alike."""
+    expected_profiles = settings.expected_profiles()
     options = Options(
         lambda preferences: device_sizes(state.columns, preferences),
         settings.adopt_nvidia_gpu,
         settings.count_whole_gpus,
-        mig_profiles=lambda preferences: mig.profile_sizes(_devices(state), preferences),
+        mig_profiles=lambda preferences: mig.profile_sizes(_devices(state), preferences) or expected_profiles,
         hami=HAMI.named(settings.hami_names()),
         classes=settings.classes,
         scheduling_groups=settings.scheduling_groups,

@@ -7,7 +7,7 @@
 
 It reads every pod in the YAML files and in the fenced blocks of the Markdown files, and sends it to admission as the API server would. It
 compares the result with what the system's documents say the words mean (``Meaning``, written without the webhook's code), in three
-clusters: GPUs of one size, of two sizes, and no GPU yet. The exit status is 1 if a word is lost in silence, or a pod becomes something
+clusters: GPUs of one size, of two sizes, and no GPU yet (there the setting migProfiles names what new nodes will offer). The exit status is 1 if a word is lost in silence, or a pod becomes something
 else than it says.
 
 A pod that asks only in words that stay with their owner, such as plain nvidia.com/gpu, is right if it is left alone. Fields of other
@@ -206,9 +206,8 @@ def asks_nvidia(pod: Json) -> bool:
 
 def verdict(found: Found, sizes: tuple[int, ...], *, adopts: bool = False) -> str:
     """Return ``right``, or what is wrong: ``refused: …``, ``wrong: …`` or ``silent: …``. Args: adopts: see ``meanings``."""
-    profiles = PROFILES if sizes else {}
     wanted = meanings(found.pod, adopts=adopts)
-    outcome = Normaliser(Options(lambda _: sizes, adopts, mig_profiles=lambda _: profiles)).admit(found.pod)
+    outcome = Normaliser(Options(lambda _: sizes, adopts, mig_profiles=lambda _: PROFILES)).admit(found.pod)
     if outcome.refusal:
         return f"refused: {outcome.refusal}"
     if not wanted:

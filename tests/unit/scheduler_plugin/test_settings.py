@@ -39,6 +39,9 @@ def test_single_weights_overlay_the_defaults(tmp_path):
         (["--webhook-address", "0.0.0.0:1"], "only over TLS"),
         (["--hami-resources", "gpus=nvidia.com/x"], "want KEY=RESOURCE with a key of count, memory, percent, cores, priority"),
         (["--hami-resources", "memory=nvidia.com/vgpu-memory"], "only the count may have our name"),
+        (["--mig-profiles", "1g=9728"], "migProfiles 1g=9728: want PROFILE=MIB such as 1g.10gb=9728: expected a MIG profile"),
+        (["--mig-profiles", "1g.10gb=9.5"], "expected a whole number of at least 1"),
+        (["--mig-profiles", "1g.10gb"], "want PROFILE=MIB"),
         (["--frobnicate", "1"], "unrecognized arguments"),
     ],
 )

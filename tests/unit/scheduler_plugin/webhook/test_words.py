@@ -14,11 +14,14 @@ import pytest
 
 from aliquot import contract
 from aliquot_lab.standin.patches import apply_json_patch
+from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.settings import Settings
 from scheduler_plugin.webhook.amounts import HAMI, Options
 from scheduler_plugin.webhook.normalise import REPLACED_SCHEDULERS, Normaliser, Outcome
 from scheduler_plugin.webhook.review import MAX_WARNING_CHARS
 from scheduler_plugin.webhook.words import WORDS, Fate, Kind, Word, is_unknown
+from scheduler_plugin.wiring.verbs import make_normaliser
+from tests.unit.scheduler_plugin.builders import make_device, make_node
 
 DOCUMENTED = {
     "HAMi": """nvidia.com/gpu nvidia.com/gpumem nvidia.com/gpumem-percentage nvidia.com/gpucores nvidia.com/priority nvidia.com/use-gputype
@@ -396,6 +399,16 @@ def test_words_of_a_pod_that_keeps_its_scheduler_are_left_to_it():
     assert ours == {}
     for name in ("kai.scheduler/task-priority", "kai.scheduler/of-tomorrow"):
         assert any(f"{name} has no effect: it is left to scheduler mine" in warning for warning in outcome.warnings)
+
+
+def test_profiles_of_nodes_to_be_added_count_until_nodes_offer_some():
+    state = ClusterState()
+    normaliser = make_normaliser(Settings(mig_profiles="3g.40gb=40192, 1g.10gb=9728"), state)
+    pod = make_pod({"nvidia.com/gpu": 2, "nvidia.com/gpumem": 8000}, annotations={"nvidia.com/vgpu-mode": "mig"})
+    limits, _, _ = admitted(pod, normaliser)
+    assert limits == {"nvidia.com/mig-1g.10gb": "2"}
+    state.set_gpu_node(make_node(devices=[make_device("n1", 0, instances=2)]))
+    assert "the nodes offer 1g.10gb with 100 MiB" in normaliser.admit(pod).refusal
 
 
 @pytest.mark.parametrize("mode", ["nvidia.com/vgpu-mode", "volcano.sh/vgpu-mode"])
