@@ -25,7 +25,7 @@ JOBS   := $(shell nproc)
 # Where it is set, every process would compile all modules again: half of an agent's start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test clients soak lint san e2e peers-dra e2e-build helm bench lock sbom release release-check build native clean
+.PHONY: demo test clients soak lint san e2e peers-dra peers-autoscaler e2e-build helm bench lock sbom release release-check build native clean
 
 demo: native $(VENV)/.runtime
 	$(BIN)/aliquot demo $(ARGS)
@@ -73,6 +73,10 @@ e2e: native $(VENV)/.dev
 # The examples of other DRA drivers, from checkouts: make peers-dra EXAMPLES="/src/dra-example-driver /src/dra-driver-nvidia-gpu"
 peers-dra: native $(VENV)/.dev
 	ALIQUOT_PEER_EXAMPLES="$(EXAMPLES)" $(BIN)/python -m pytest tests/e2e/peers_dra.py -m e2e --tb=short $(ARGS)
+
+# The real cluster autoscaler, built from a checkout: make peers-autoscaler AUTOSCALER=/src/cluster-autoscaler-kwok
+peers-autoscaler: native $(VENV)/.dev
+	ALIQUOT_AUTOSCALER="$(AUTOSCALER)" $(BIN)/python -m pytest tests/e2e/peers_autoscaler.py -m e2e -n 0 --tb=short $(ARGS)
 
 e2e-build: native $(VENV)/.dev
 	$(BIN)/python -m tests.e2e.cluster build

@@ -157,12 +157,17 @@ def running_fleet(cluster: Cluster, cliques: Mapping[str, str], *options: str, p
 def _make_nodes(api: Api, cliques: Mapping[str, str]) -> None:
     for name, clique in cliques.items():
         api.send("POST", "/api/v1/nodes", node_object(name))
-        made = json.loads(
-            api.send("POST", f"/apis/{API_VERSION}/gpunodes", {"apiVersion": API_VERSION, "kind": "GpuNode", "metadata": {"name": name}})
-        )
-        status = inventory(name)
-        made["status"] = status | {"devices": [device | {"fabricClique": clique} for device in status["devices"]]}
-        api.send("PUT", f"/apis/{API_VERSION}/gpunodes/{name}/status", made)
+        publish_inventory(api, name, clique)
+
+
+def publish_inventory(api: Api, name: str, clique: str = "") -> None:
+    """Publish what the agent of a node with eight GPUs would. Args: clique: its NVLink fabric; empty for none."""
+    made = json.loads(
+        api.send("POST", f"/apis/{API_VERSION}/gpunodes", {"apiVersion": API_VERSION, "kind": "GpuNode", "metadata": {"name": name}})
+    )
+    status = inventory(name)
+    made["status"] = status | {"devices": [device | {"fabricClique": clique} for device in status["devices"]]}
+    api.send("PUT", f"/apis/{API_VERSION}/gpunodes/{name}/status", made)
 
 
 def _untainted(kubectl: Kubectl, names: Iterable[str]) -> bool:

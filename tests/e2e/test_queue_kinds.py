@@ -270,7 +270,8 @@ def seconds_between(early: str, late: str) -> float:
     return (datetime.fromisoformat(late) - datetime.fromisoformat(early)).total_seconds()
 
 
-def test_no_seat_is_held_before_autoscaler_has_answered(labelled: Kubectl) -> None:
+def asking_autoscaler() -> tuple[list[Object], Object]:
+    """What lets a queue ask an autoscaler and then us: the objects, and the queue's strategy."""
     wanted: Object = {"provisioningClassName": "check-capacity.autoscaling.x-k8s.io", "managedResources": [contract.RESOURCE_VGPU]}
     parameters = {"apiGroup": "kueue.x-k8s.io", "kind": "ProvisioningRequestConfig", "name": "more-nodes"}
     made = [
@@ -278,24 +279,29 @@ def test_no_seat_is_held_before_autoscaler_has_answered(labelled: Kubectl) -> No
         check("more-nodes", "kueue.x-k8s.io/provisioning-request", parameters=parameters),
         check("fits", "aliquot.dev/fits"),
     ]
-    checks = {"admissionChecks": [{"name": name} for name in ("more-nodes", "fits")]}
+    return made, {"admissionChecks": [{"name": name} for name in ("more-nodes", "fits")]}
 
-    def states() -> dict[str, str]:
-        found = [one for workload in workloads_of(labelled, "scaled") for one in workload.get("status", {}).get("admissionChecks", ())]
-        return {one["name"]: one["state"] for one in found}
 
+def check_states(kubectl: Kubectl, job: str) -> dict[str, str]:
+    """The state of each check of a job's workload."""
+    found = [one for workload in workloads_of(kubectl, job) for one in workload.get("status", {}).get("admissionChecks", ())]
+    return {one["name"]: one["state"] for one in found}
+
+
+def test_no_seat_is_held_before_autoscaler_has_answered(labelled: Kubectl) -> None:
+    made, checks = asking_autoscaler()
     with queues(labelled, *made, *queue("scaled", GPUS, admissionChecksStrategy=checks)):
         try:
             labelled.apply(queued_job("scaled", WHOLE.limits, "scaled", pods=2))
             [request] = eventually(lambda: labelled.all(REQUESTS), "Kueue to ask the autoscaler", seconds=START_SECONDS,
                                    otherwise=lambda: explain(labelled))  # fmt: skip
-            assert states() == {"more-nodes": "Pending", "fits": "Pending"}
+            assert check_states(labelled, "scaled") == {"more-nodes": "Pending", "fits": "Pending"}
             assert answer(labelled, "scaled").count("gpu") == 0
 
             labelled.run("patch", REQUESTS, request["metadata"]["name"], "--subresource=status", "--type=merge",
                          f"--patch={json.dumps({'status': {'conditions': provisioned(request)}})}")  # fmt: skip
             pods = [labelled.get("pod", name) for name in running(labelled, "scaled", 2)]
-            assert states() == {"more-nodes": "Ready", "fits": "Ready"}
+            assert check_states(labelled, "scaled") == {"more-nodes": "Ready", "fits": "Ready"}
             assert all(contract.ANNOTATION_HOLD in pod["metadata"]["annotations"] for pod in pods)
         finally:
             labelled.run("delete", "jobs", "--all", "--now", "--cascade=foreground", timeout_seconds=START_SECONDS)
