@@ -65,7 +65,8 @@ class Scheduler:
         self.kueue = make_kueue(settings, connection, self.cluster, self.leaders, self.scheduling.telemetry)
         self.certificates = make_certificates(settings, connection, self.cluster)
         watch_certificates(self.certificates, self.scheduling.telemetry)
-        objects, find_queue = KubeObjects(connection), self.kueue.objects.queue if self.kueue is not None else no_queue
+        find_queue = no_queue if self.kueue is None else self.kueue.objects.queue
+        objects = KubeObjects(connection)
         self._servers = Servers(settings, self.cluster, self.leaders, self.scheduling, self.certificates, objects, find_queue)
         self._linger_seconds = settings.linger_seconds
 

@@ -7,8 +7,8 @@
 
 It reads every pod in the YAML files and in the fenced blocks of the Markdown files, and sends it to admission as the API server would. It
 compares the result with what the system's documents say the words mean (``Meaning``, written without the webhook's code), in three
-clusters: GPUs of one size, of two sizes, and no GPU yet (there the setting migProfiles names what new nodes will offer). The exit status is 1 if a word is lost in silence, or a pod becomes something
-else than it says.
+clusters: GPUs of one size, of two sizes, and no GPU yet (there the setting migProfiles names what new nodes will offer). The exit status
+is 1 if a word is lost in silence, or a pod becomes something else than it says.
 
 A pod that asks only in words that stay with their owner, such as plain nvidia.com/gpu, is right if it is left alone. Fields of other
 systems' own kinds, such as the minAvailable of Volcano's Job, are not looked at: admission sees pods. A word in the metadata of an object

@@ -12,8 +12,8 @@ from tests.e2e.kubectl import Kubectl, KubectlError, Object, eventually
 from tests.e2e.product import AGENT_NAMESPACE, GPU_MEMORY_MIB, GPUS, Slice, agent_pod, slice_pod, wait_until_agents_rolled_out
 
 CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
-API_DOWN_SECONDS = 30.0
-"""Longer than kube-scheduler keeps its lease without the API, and than watches are silent."""
+API_DOWN_SECONDS = 15.0
+"""Longer than kube-scheduler keeps its lease without the API, which is 10 s."""
 
 
 def test_a_restarted_containerd_keeps_containers(invariants: Invariants, kubectl: Kubectl, node: Cluster) -> None:
