@@ -121,7 +121,7 @@ class Victims:
 
     def _victim(self, pod: PodFacts) -> Victim:
         running = self._running(key) if (key := _gang_key(pod)) is not None else ()
-        is_extra = bool(running) and spare_without(running, pod) >= 0
+        is_extra = bool(running) and spare_without(running, {pod.uid}) >= 0
         return Victim(pod.uid, pod.priority, {}, self._context.budgets.covering(pod), is_extra=is_extra)
 
     def _cost(self, chosen: Sequence[PodFacts]) -> object:

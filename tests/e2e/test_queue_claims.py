@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kueue in front of claims: it counts their memory, by the sections that docs/use/dra.md shows."""
+"""Kueue in front of claims: it counts their memory or their cores, by the sections that docs/use/dra.md shows."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,9 @@ from tests.e2e.test_queues import CONFIGURATION, START_SECONDS, queued_job, runn
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(400)]
 
-MEMORY, WHOLE = "aliquot.dev/claimed-memory", "aliquot.dev/claimed-gpus"
+MEMORY, CORES, WHOLE = "aliquot.dev/claimed-memory", "aliquot.dev/claimed-cores", "aliquot.dev/claimed-gpus"
+BY_CORES = "vgpu-by-cores.example.com"
+"""The class of the page whose claims count by their cores."""
 
 
 def configure(objects: Sequence[Object]) -> None:
@@ -93,3 +95,21 @@ def test_whole_gpus_count_by_number_or_by_all_their_memory(kubectl: Kubectl) -> 
         for name in ("class", "memory"):
             [pod] = running(kubectl, name, 1)
             assert memory_in(kubectl, pod, "main") == [GPU_MEMORY_MIB * MIB]
+
+
+@pytest.mark.usefixtures("claims")
+def test_cores_of_claims_of_second_class_are_counted_and_job_waits_for_them(kubectl: Kubectl) -> None:
+    shares = kubectl.get("deviceclass", contract.DRA_CLASS)
+    kubectl.apply({**shares, "metadata": {"name": BY_CORES}})
+    try:
+        with queue(kubectl, {CORES: "100"}):
+            kubectl.apply(template("sixty", request(device_class=BY_CORES, memory="10Gi", cores="60")), job("first", "sixty"))
+            wait_until_counted(kubectl, "first", {CORES: 60})
+            [pod] = running(kubectl, "first", 1)
+            assert memory_in(kubectl, pod, "main") == [10 * GIB * MIB]
+            kubectl.apply(job("second", "sixty"))
+            eventually(lambda: "insufficient unused quota" in why_waiting(kubectl, "second"), "Kueue to hold the second job")
+            kubectl.delete("job", "first")
+            running(kubectl, "second", 1)
+    finally:
+        kubectl.delete("deviceclass", BY_CORES)

@@ -51,7 +51,7 @@ def is_extra(state: ClusterState, pod: PodFacts) -> bool:
     gang = gang_of_pod(pod)
     if gang is None:
         return False
-    return spare_without(running_members(state, gang.key), pod) >= 0
+    return spare_without(running_members(state, gang.key), {pod.uid}) >= 0
 
 
 def running_members(state: ClusterState, key: tuple[str, str]) -> list[PodFacts]:
@@ -59,9 +59,9 @@ def running_members(state: ClusterState, key: tuple[str, str]) -> list[PodFacts]
     return [pod for pod in state.gang_members(key) if is_placed(state, pod) and not pod.deletion_requested]
 
 
-def spare_without(running: Sequence[PodFacts], pod: PodFacts | None = None) -> int:
-    """Return how many more members than the minimum of their gang count, without a pod; negative if they are too few."""
-    return counted(other for other in running if pod is None or other.uid != pod.uid) - minimum_of(running)
+def spare_without(running: Sequence[PodFacts], uids: Collection[str] = ()) -> int:
+    """Return how many more members than the minimum of their gang count, without those with some UIDs; negative if they are too few."""
+    return counted(pod for pod in running if pod.uid not in uids) - minimum_of(running)
 
 
 def roles_of(left: Sequence[PodFacts], here: frozenset[str]) -> tuple[tuple[frozenset[str], int], ...]:
@@ -113,8 +113,8 @@ class _Members:
         if is_own:
             # Ending a member for the sake of another gains nothing: none may end, alone or with the others.
             return cls(ending, len(left), here, whole=False, spare=-1 if ending else 0)
-        spare, whole = counted(left) - minimum_of(running), len(here) == len(left)
-        return cls(ending, len(left), here, whole=whole, spare=spare, roles=roles_of(left, here))
+        spare = spare_without(running, chosen)
+        return cls(ending, len(left), here, whole=len(here) == len(left), spare=spare, roles=roles_of(left, here))
 
     @property
     def may_stay(self) -> bool:
