@@ -98,7 +98,7 @@ def test_whole_gpus_count_by_number_or_by_all_their_memory(kubectl: Kubectl) -> 
 
 
 @pytest.mark.usefixtures("claims")
-def test_cores_of_claims_of_second_class_are_counted_and_job_waits_for_them(kubectl: Kubectl) -> None:
+def test_cores_of_claims_of_second_class_are_counted_and_job_waits(kubectl: Kubectl) -> None:
     shares = kubectl.get("deviceclass", contract.DRA_CLASS)
     kubectl.apply({**shares, "metadata": {"name": BY_CORES}})
     try:
