@@ -248,7 +248,7 @@ class Settings:
             profile, _, mib = part.partition("=")
             try:
                 mig.parse_profile(profile)
-                sizes[profile] = units.parse_count(mib)
+                sizes[profile] = units.bytes_to_mib(units.parse_memory_bytes(mib))
             except ContractError as exc:
                 raise SettingsError(f"migProfiles {part}: want PROFILE=MIB such as 1g.10gb=9728: {exc}") from None
         return sizes

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real cluster autoscaler: when it adds a node for GPU pods, when it cannot, and its answer to Kueue before ours.
 
-Not part of ``make e2e``: the Go module proxy does not serve its module. The caller builds it with its provider ``kwok``, whose nodes exist
-in the API only, from checkouts of kubernetes-sigs/cluster-autoscaler (the program ``./kwok``) and kubernetes/autoscaler (its ``apis``).
+Not part of ``make e2e``, because the Go module proxy does not serve the autoscaler. Build it yourself: ``go build ./kwok`` in a checkout of
+kubernetes-sigs/cluster-autoscaler, with the module ``apis`` replaced by that of a checkout of kubernetes/autoscaler. Its nodes exist in the
+API only.
 
     make peers-autoscaler AUTOSCALER=/src/cluster-autoscaler-kwok
 """
@@ -130,7 +131,7 @@ def said(fleet: Fleet, name: str) -> list[str]:
     return [one["reason"] for one in events if one["involvedObject"]["name"] == name and "ScaleUp" in one["reason"]]
 
 
-def test_empty_group_whose_template_names_our_resources_gets_one_node_for_each_that_pods_need(fleet: Fleet) -> None:
+def test_empty_group_gets_as_many_nodes_as_pods_need(fleet: Fleet) -> None:
     """The agent of a new node comes later than the node: the autoscaler must not add another one meanwhile."""
     fleet.fill({FIXED: 0})
     with autoscaler(fleet.cluster, OURS):

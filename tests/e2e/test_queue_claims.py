@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(400)]
 
 MEMORY, CORES, WHOLE = "aliquot.dev/claimed-memory", "aliquot.dev/claimed-cores", "aliquot.dev/claimed-gpus"
 BY_CORES = "vgpu-by-cores.example.com"
-"""The class of the page whose claims count by their cores."""
+"""The second class on the page: Kueue counts the cores of its claims."""
 
 
 def configure(objects: Sequence[Object]) -> None:
@@ -70,6 +70,15 @@ def job(name: str, claim_template: str) -> Object:
     return made
 
 
+def wait_for_place_of(kubectl: Kubectl, earlier: str, later: Object) -> None:
+    """Create a job that Kueue holds until an earlier one is gone, and let it run then."""
+    name = later["metadata"]["name"]
+    kubectl.apply(later)
+    eventually(lambda: "insufficient unused quota" in why_waiting(kubectl, name), "Kueue to hold the later job")
+    kubectl.delete("job", earlier)
+    running(kubectl, name, 1)
+
+
 @pytest.mark.usefixtures("claims")
 def test_memory_of_claims_is_counted_and_job_waits_for_it(kubectl: Kubectl) -> None:
     with queue(kubectl, {MEMORY: "60Gi", WHOLE: "1"}):
@@ -77,10 +86,7 @@ def test_memory_of_claims_is_counted_and_job_waits_for_it(kubectl: Kubectl) -> N
         wait_until_counted(kubectl, "first", {MEMORY: 40 * GIB * MIB})
         [pod] = running(kubectl, "first", 1)
         assert memory_in(kubectl, pod, "main") == [40 * GIB * MIB]
-        kubectl.apply(job("second", "forty"))
-        eventually(lambda: "insufficient unused quota" in why_waiting(kubectl, "second"), "Kueue to hold the second job")
-        kubectl.delete("job", "first")
-        running(kubectl, "second", 1)
+        wait_for_place_of(kubectl, "first", job("second", "forty"))
 
 
 @pytest.mark.usefixtures("claims")
@@ -107,9 +113,6 @@ def test_cores_of_claims_of_second_class_are_counted_and_job_waits(kubectl: Kube
             wait_until_counted(kubectl, "first", {CORES: 60})
             [pod] = running(kubectl, "first", 1)
             assert memory_in(kubectl, pod, "main") == [10 * GIB * MIB]
-            kubectl.apply(job("second", "sixty"))
-            eventually(lambda: "insufficient unused quota" in why_waiting(kubectl, "second"), "Kueue to hold the second job")
-            kubectl.delete("job", "first")
-            running(kubectl, "second", 1)
+            wait_for_place_of(kubectl, "first", job("second", "sixty"))
     finally:
         kubectl.delete("deviceclass", BY_CORES)

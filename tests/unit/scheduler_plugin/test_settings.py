@@ -40,7 +40,7 @@ def test_single_weights_overlay_the_defaults(tmp_path):
         (["--hami-resources", "gpus=nvidia.com/x"], "want KEY=RESOURCE with a key of count, memory, percent, cores, priority"),
         (["--hami-resources", "memory=nvidia.com/vgpu-memory"], "only the count may have our name"),
         (["--mig-profiles", "1g=9728"], "migProfiles 1g=9728: want PROFILE=MIB such as 1g.10gb=9728: expected a MIG profile"),
-        (["--mig-profiles", "1g.10gb=9.5"], "expected a whole number of at least 1"),
+        (["--mig-profiles", "1g.10gb=9.5"], "expected device memory in whole MiB, at least 1, found '9.5'"),
         (["--mig-profiles", "1g.10gb"], "want PROFILE=MIB"),
         (["--frobnicate", "1"], "unrecognized arguments"),
     ],
@@ -65,6 +65,11 @@ def test_wrong_settings_say_what_to_do(argv, sentence):
 def test_misspelt_feature_gate_is_named_before_settings_that_do_not_go_together(argv):
     with pytest.raises(SettingsError, match=r"'Consolidaton' is not a feature gate; known gates: .*Consolidation"):
         Settings.load([*argv, "--feature-gates", "Consolidaton=true"], {})
+
+
+def test_memory_of_profiles_is_written_like_any_other_memory():
+    settings = Settings.load([*NO_WEBHOOK, "--mig-profiles", "1g.10gb=9728, 3g.40gb=39Gi"], {})
+    assert settings.expected_profiles() == {"1g.10gb": 9728, "3g.40gb": 39936}
 
 
 def test_the_webhook_takes_its_certificate_from_files_or_from_a_secret():
