@@ -3,7 +3,10 @@
 
 kube-scheduler chose its victims by CPU, RAM, sums of GPU amounts and its other counts. This module adds pods only if no right GPU is free
 after that (the search of ``core.gang.preempt``), and drops nodes where that does not help. An empty list of victims is an ordinary case:
-everything that kube-scheduler counts is free, but no single GPU is. Pods that are ending already free what they hold by themselves.
+everything that kube-scheduler counts is free, but no single GPU is.
+
+Pods that are ending already free what they hold by themselves. kube-scheduler does not prefer them: it may choose a running pod while the
+pods that a queue has just evicted are still ending. If they alone make room on a node, they are the victims, and no other pod ends.
 
 If pods are added, a victim of kube-scheduler may have become needless. It is dropped if the state shows this (``_fewest``). kube-scheduler
 takes the reply as it is: it ends those pods and retries once they are gone. If it counts something unknown here and refuses the node, it
@@ -44,6 +47,8 @@ ENOUGH_SECONDS = 1.0
 """After this time the nodes that help so far are enough."""
 LAST_SECONDS = 3.0
 """kube-scheduler waits 5 s for a reply. After this time and one node at least, the search ends without help; kube-scheduler retries."""
+UNTIL_NOMINATED_SECONDS = 5.0
+"""More than kube-scheduler takes to nominate the pod for a node; the nomination holds the room from then on."""
 MAX_GANG_NODES = 8
 """For a gang this many nodes are tried in one call, those with the fewest victims first: each try plans the whole gang."""
 
@@ -132,7 +137,7 @@ async def choose_victims(context: ExtenderContext, body: bytes) -> bytes:
             context.gangs.back_off_searching(gang, begun)
         return wire.preempt_result({})
     search = _Search(pod, members, gang, begun, chosen)
-    reply = await _search_nodes(context, search, proposed)
+    reply = _freed_anyway(context, search, proposed) or await _search_nodes(context, search, proposed)
     if reply:
         context.gangs.unhelped.pop(pod.uid, None)
     else:
@@ -154,6 +159,31 @@ def _reach_elsewhere(context: ExtenderContext, pods: Iterable[PodFacts], node: s
     """Whether a gang of these pods has members on other nodes."""
     gangs = [gang for pod in pods if (gang := gang_of_pod(pod)) is not None]
     return any(other.node_name not in ("", node) for gang in gangs for other in context.state.gang_members(gang.key))
+
+
+def _freed_anyway(context: ExtenderContext, search: _Search, nodes: Iterable[str]) -> dict[str, wire.MetaVictims]:
+    """Return the pods that are ending on the first node on which they make enough room, and hold that room.
+
+    They are named because kube-scheduler takes no node without a victim.
+    """
+    for node in nodes:
+        ending = ending_already(context, node)
+        if ending and _suffice_alone(context, search, node):
+            reserve_room(context, search.pod, node, (), search.begun + UNTIL_NOMINATED_SECONDS)
+            return {node: wire.MetaVictims([wire.MetaPod(uid) for uid in _important_first(context, ending)], 0)}
+    return {}
+
+
+def _suffice_alone(context: ExtenderContext, search: _Search, node: str) -> bool:
+    """Whether all members fit once the pods that are ending on a node have ended, and kube-scheduler's victims may run on."""
+    pod, state = search.pod, context.state
+    if pod.is_picky or not _adds_up(context, node):
+        return False
+    if any(uid not in state.pods or state.pods[uid].repels for uid in search.chosen[node]):
+        return False
+    if len(search.members) == 1:
+        return _suffices(context, pod, node, frozenset())
+    return _victims_for(context, search.members, node, frozenset()) == frozenset() and _host_has_room(context, pod, node, ())
 
 
 async def _search_nodes(context: ExtenderContext, search: _Search, proposed: Mapping[str, wire.MetaVictims]) -> dict[str, wire.MetaVictims]:

@@ -8,7 +8,7 @@ import asyncio
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from typing import Any
 
@@ -192,9 +192,11 @@ class Scene:
         uids = [pod.uid for pod in self.evictable]
         return chain.from_iterable(combinations(uids, size) for size in range(len(uids) + 1))
 
-    def answer(self, proposed: list[str], **spec: object) -> set[str] | None:
+    def answer(self, proposed: list[str], ending: Iterable[str] = (), **spec: object) -> set[str] | None:
         """Call the verb; None where it says that no pod's end helps."""
         state = self.state_without(())
+        for uid in ending:
+            state.set_pod(replace(state.pods[uid], deletion_requested=True))
         context = make_context(state)
         asked: dict[str, Any] = {"vgpu": "1"} | ({} if self.asked_mib is None else {"vgpu_memory": str(self.asked_mib)})
         pod = pod_object("important", **asked)
@@ -257,6 +259,21 @@ def test_spared_victim_is_not_needed_for_gpu_or_any_sum(scene):
     if not scene.gpu_suffices(proposed):
         needless = [uid for uid in answer if scene.sums_suffice(answer - {uid}) and scene.gpu_suffices(answer - {uid})]
         assert needless == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(scenes(tight=True), st.data())
+def test_no_pod_ends_where_ending_pods_make_room_alone(scene, data):
+    if not scene.pods or (proposed := scene.proposed()) is None:
+        return
+    ending = set(data.draw(st.lists(st.sampled_from([pod.uid for pod in scene.pods]), unique=True), "ending"))
+    suffice = bool(ending) and scene.sums_suffice(ending) and scene.gpu_suffices(ending)
+    event(f"they suffice: {suffice}")
+    answer = scene.answer(proposed, ending)
+    if suffice:
+        assert answer == ending
+    elif answer is not None:
+        assert scene.gpu_suffices(answer | ending)
 
 
 @settings(max_examples=50, deadline=None)

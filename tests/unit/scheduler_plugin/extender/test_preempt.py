@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from aliquot import contract
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.extender.preempt import ENOUGH_NODES, ENOUGH_SECONDS, choose_victims, reserve_room
@@ -167,6 +168,34 @@ async def test_no_pod_ends_elsewhere_for_pod_with_victims_under_way():
     assert await ask(context, ["n2"], vgpu="1") == {"n2": ["on-n2"]}, "its place is free, and kube-scheduler does not want it"
 
 
+def ends(context: ExtenderContext, *uids: str) -> ExtenderContext:
+    for uid in uids:
+        context.state.set_pod(replace(context.state.pods[uid], deletion_requested=True))
+    return context
+
+
+@pytest.mark.parametrize("nodes", [["n1", "n2"], ["n2", "n1"]], ids=" ".join)
+async def test_no_pod_ends_while_ending_ones_make_room(nodes):
+    context = half_used()
+    context.state.set_gpu_node(make_node("n2", 1))
+    context.state.set_host("n2", 64_000, 512 * 1024, 110)
+    context.state.set_pod(make_pod("on-n2", node="n2", shares={"main": [make_share("n2", 0, 1000)]}, vgpu="1"))
+    assert await ask(ends(context, "y"), nodes, ["x"], vgpu="1", vgpu_memory="500") == {"n1": ["y"]}
+    assert "y" not in (await ask(context, ["n1"], ["x"], name="second", vgpu="1", vgpu_memory="500"))["n1"], "that room is promised"
+
+
+@pytest.mark.parametrize(("ending", "ended"), [(["x", "y"], {"x", "y"}), (["x"], {"keeps"})], ids=["enough", "too few"])
+async def test_gang_ends_no_pod_while_ending_ones_make_room(ending, ended):
+    context = half_used()
+    context.state.set_pod(replace(context.state.pods["keeps"], priority=0))
+    gang = {contract.ANNOTATION_GANG: "train", contract.ANNOTATION_GANG_MIN: "2"}
+    for name in ("important", "other"):
+        pod = pod_object(name, annotations=gang, vgpu="1", vgpu_memory="500")
+        context.state.set_pod(make_pod(pod["metadata"]["uid"], priority=100, annotations=gang, vgpu="1", vgpu_memory="500"))
+    answer = await ask(ends(context, *ending), ["n1"], ["keeps"], annotations=gang, vgpu="1", vgpu_memory="500")
+    assert set(answer["n1"]) == ended
+
+
 @pytest.mark.parametrize("key", ["NodeNameToMetaVictims", "NodeNameToVictims"])
 async def test_null_victims_mean_no_victims(key):
     state = ClusterState()
@@ -179,9 +208,11 @@ async def test_null_victims_mean_no_victims(key):
     assert answer == {"NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "on-n1"}], "NumPDBViolations": 0}}}
 
 
-async def ask(context: ExtenderContext, nodes: list[str], chosen: Sequence[str] = (), **limits: Any) -> dict[str, list[str]]:
+async def ask(
+    context: ExtenderContext, nodes: list[str], chosen: Sequence[str] = (), name: str = "important", **asked: Any
+) -> dict[str, list[str]]:
     """Ask for a pod of priority 100; return who ends, by node. Args: chosen: UIDs of those that kube-scheduler would end on each."""
-    pod = pod_object("important", **limits)
+    pod = pod_object(name, **asked)
     pod["spec"]["priority"] = 100
     proposed = {name: {"Pods": [{"UID": uid} for uid in chosen], "NumPDBViolations": 0} for name in nodes}
     answer = json.loads(await choose_victims(context, json.dumps({"Pod": pod, "NodeNameToMetaVictims": proposed}).encode()))
