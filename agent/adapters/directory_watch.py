@@ -3,6 +3,8 @@
 
 Containers have mounted some of these files, and open and write them. That is no change here, so that no tenant can keep the agent busy. If
 the kernel has no more watches, there are no notifications, and the agent notices changes at its next periodic check.
+
+The start of a container changes a dozen files. So the first change is reported at once, and those that follow it together, a while later.
 """
 
 import asyncio
@@ -22,22 +24,28 @@ _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
 _CLOSE_WRITE = 0x8
 _ONLY_DIRECTORIES = 0x01000000
 _IGNORED, _IS_DIRECTORY = 0x8000, 0x40000000
+PACE_SECONDS = 0.25
+"""The least time between two notifications."""
 _COMING_AND_GOING = _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
 
 
 class DirectoryWatch:
     """Implements ``ports.FileChanges``."""
 
-    def __init__(self, flat: Iterable[Path], nested: Path) -> None:
+    def __init__(self, flat: Iterable[Path], nested: Path, pace_seconds: float = PACE_SECONDS) -> None:
         """Prepare; watching begins with ``start``.
 
         Args: flat: directories in which a file written in place counts as changed, too.
               nested: a directory with subdirectories that are watched, each after its creation.
+              pace_seconds: the least time between two notifications.
         """
         self._flat = tuple(flat)
         self._nested = nested
         self._libc = ctypes.CDLL(None, use_errno=True)
+        self._pace_seconds = pace_seconds
         self._descriptor: int | None = None
+        self._rest: asyncio.TimerHandle | None = None
+        """Ends the time in which events are left in the kernel's queue."""
         self._paths: dict[int, Path] = {}
         self._trouble = ""
         self._notify: Callable[[], None] = _ignore
@@ -50,7 +58,7 @@ class DirectoryWatch:
             return
         self._descriptor, self._notify = descriptor, notify
         self.forget()
-        asyncio.get_running_loop().add_reader(descriptor, self._read)
+        self._listen()
 
     def forget(self) -> None:
         """See ``ports.FileChanges``."""
@@ -65,11 +73,22 @@ class DirectoryWatch:
         """See ``ports.FileChanges``."""
         if self._descriptor is not None:
             asyncio.get_running_loop().remove_reader(self._descriptor)
+            if self._rest is not None:
+                self._rest.cancel()
             os.close(self._descriptor)
             self._descriptor = None
 
+    def _listen(self) -> None:
+        if self._descriptor is not None:
+            asyncio.get_running_loop().add_reader(self._descriptor, self._read)
+
     def _read(self) -> None:
-        if self._descriptor is not None and self._take(self._descriptor):
+        if self._descriptor is None:
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._descriptor)
+        self._rest = loop.call_later(self._pace_seconds, self._listen)
+        if self._take(self._descriptor):
             self._notify()
 
     def _take(self, descriptor: int) -> bool:

@@ -146,8 +146,9 @@ result = None
 async def test_pod_with_removed_device_gets_event_and_policy_evicts_it(tmp_path):
     topology = a100_topology(tmp_path, instances=("gpu=0 profile=3g.40gb start=0",))
     async with make_node(topology, "--drift-policy=evict", f"--nvidia-ctk={ctk(tmp_path)}") as node:
-        limits = {contract.RESOURCE_MIG_PREFIX + "3g.40gb": "1"}
-        node.create_pod(manifest("a", {"name": "main", "command": ["sleep", "600"], "resources": {"limits": limits}}))
+        resource = contract.RESOURCE_MIG_PREFIX + "3g.40gb"
+        await eventually(lambda: node.allocatable(resource) == 1, "kubelet knows the instance")
+        node.create_pod(manifest("a", {"name": "main", "command": ["sleep", "600"], "resources": {"limits": {resource: "1"}}}))
         await running(node, "a")
         ((given,),) = [grant["shares"] for grant in grants(node)]
         on_host(node, DESTROY, 0)

@@ -7,14 +7,16 @@ import pytest
 
 from agent.adapters.directory_watch import DirectoryWatch
 
+PACE_SECONDS = 0.002
+
 
 class Watching:
     """A watch over ``flat`` and the subdirectories of ``nested``, and how often it reported a change."""
 
-    def __init__(self, base) -> None:
+    def __init__(self, base, pace_seconds=PACE_SECONDS) -> None:
         self.flat, self.nested = base / "flat", base / "nested"
         self.reported = 0
-        self.watch = DirectoryWatch([self.flat], nested=self.nested)
+        self.watch = DirectoryWatch([self.flat], nested=self.nested, pace_seconds=pace_seconds)
 
     def tell(self) -> None:
         self.reported += 1
@@ -22,7 +24,7 @@ class Watching:
     async def tells(self) -> bool:
         """Whether it reported a change since the last time; the kernel has it by now, the loop needs its turn."""
         for _ in range(5):
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(PACE_SECONDS)
         reported, self.reported = self.reported, 0
         return reported > 0
 
@@ -88,6 +90,19 @@ async def test_a_directory_that_was_made_again_is_watched_once_more(there):
     there.watch.forget()
     (there.nested / "old/limits").write_text("")
     assert await there.tells()
+
+
+async def test_changes_that_follow_another_are_reported_together(tmp_path):
+    watching = Watching(tmp_path, pace_seconds=0.3)
+    watching.flat.mkdir()
+    watching.watch.start(watching.tell)
+    for number in range(20):
+        (watching.flat / f"spec-{number}").write_text("")
+        await asyncio.sleep(0.001)
+    assert watching.reported == 1
+    await asyncio.sleep(0.4)
+    assert watching.reported == 2
+    watching.watch.close()
 
 
 async def test_missing_directory_is_no_error(tmp_path, caplog):
