@@ -30,15 +30,18 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: native $(VENV)/.runtime
 	$(BIN)/aliquot demo $(ARGS)
 
-# Integration tests wait about as long as they compute. Those that watch how GPU time is shared only wait, for seconds: many of them run at
-# once, and nothing else beside them, because a busy core would change what they see.
+# Workers by how much the tests wait: unit tests for a fourth of their time, integration tests for half. Those that watch how GPU time is
+# shared only wait, for seconds: many of them run at once, and nothing else beside them, because a busy core would change what they see.
+FEW  := $(shell expr $(JOBS) \* 3 / 2)
+MANY := $(shell expr $(JOBS) \* 2)
+MOST := $(shell expr $(JOBS) \* 4)
 WATCHES_TIME := $(patsubst %,tests/integration/test_shim_%.py,compute in_flight priority sync turns)
 
 test: native $(VENV)/.dev
 ifeq ($(ARGS),)
-	$(BIN)/python -m pytest -n auto tests/unit tests/property
-	$(BIN)/python -m pytest -n 4 --dist worksteal $(WATCHES_TIME:%=--ignore=%) tests/integration
-	$(BIN)/python -m pytest -n 6 --dist worksteal $(WATCHES_TIME)
+	$(BIN)/python -m pytest -n $(FEW) tests/unit tests/property
+	$(BIN)/python -m pytest -n $(MANY) --dist worksteal $(WATCHES_TIME:%=--ignore=%) tests/integration
+	$(BIN)/python -m pytest -n $(MOST) --dist worksteal $(WATCHES_TIME)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

@@ -436,7 +436,7 @@ async def play(directory: Path, seed: int, seconds: float) -> Chaos:
 
 @pytest.mark.timeout(180)
 async def test_invariants_hold_under_all_faults(tmp_path):
-    await play(tmp_path, int(os.environ.get(SEED_ENV, "20261121")), seconds=10.0)
+    await play(tmp_path, int(os.environ.get(SEED_ENV, "20261121")), seconds=6.0)
 
 
 @pytest.mark.soak

@@ -251,7 +251,7 @@ async def history(kind: Kind, seed: int, *, holds: bool = True, members: int = 1
 @pytest.mark.parametrize("restarts", [False, True], ids=["", "killed at times"])
 async def test_large_pod_starts_within_bound(name: str, restarts: bool) -> None:
     entered = 0
-    for seed in range(8):
+    for seed in range(5):
         world = await history(KINDS[name], seed, restarts=restarts)
         entered += world.entered
         assert "large-0" in world.started
@@ -264,7 +264,7 @@ async def test_large_pod_starts_within_bound(name: str, restarts: bool) -> None:
 
 
 async def test_gang_over_two_nodes_starts_within_bound() -> None:
-    for seed in range(8):
+    for seed in range(5):
         world = await history(KINDS["mixed"], seed, members=2, restarts=bool(seed % 2))
         assert {"large-0", "large-1"} <= world.started.keys()
 

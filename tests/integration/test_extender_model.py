@@ -342,5 +342,6 @@ def test_of_two_pods_wanting_same_whole_node_one_gets_it(trouble, between):
 def play(history: list[tuple[str, int, int]]) -> int:
     """Play a history; return how many pods are bound at its end."""
     prelude = [("create", number, 0) for number in range(len(PODS))] + [("tell", 0, 6)]
-    with mock.patch.object(bind_module, "FIRST_RETRY_SECONDS", 0.0):
+    # The world's clock stands still meanwhile, and a replica that lost the lease looks up what it sent until its caller is answered.
+    with mock.patch.object(bind_module, "FIRST_RETRY_SECONDS", 0.0), mock.patch.object(bind_module, "REPLY_SECONDS", 0.2):
         return asyncio.run(Play().run(prelude + history))

@@ -56,7 +56,7 @@ from scheduler_plugin.core.score.cost import (
 from scheduler_plugin.core.score.links import LinkClass
 from tests.unit.scheduler_plugin.builders import OFFERED, PLACES, PROFILES, make_device, make_node, make_place, make_pod, make_share
 
-EXAMPLES = 200
+EXAMPLES = 100
 NODES = ("n1", "n2")
 NOTHING_PREFERRED = Preferences()
 PACKING = (Policy.FRAG, Policy.BINPACK)
@@ -559,7 +559,7 @@ def several(draw: st.DrawFn) -> tuple[ClusterState, GpuNode, PodShape]:
     return state, node, PodShape.of(PodRequest(containers, wishes), draw(policies), HostDemand())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(several())
 def test_pod_of_several_containers_fits_exactly_when_placement_finds_all_devices(drawn):
     state, node, shape = drawn

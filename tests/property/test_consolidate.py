@@ -115,7 +115,7 @@ def over_given(state: ClusterState, node: str) -> list[str]:
     return [f"{uuid} {what}" for (uuid, what), amount in used.items() if amount > most[what]]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(clusters(), goals())
 def test_every_prefix_of_a_plan_is_feasible(snapshot: Snapshot, goal: Goal) -> None:
     plan = found(snapshot, goal)
@@ -146,7 +146,7 @@ def make_reservation(pod: PodFacts, node: str, footprint: Footprint) -> Reservat
     return Reservation(pod.uid, node, footprint, HostDemand(pod.cpu_milli, pod.memory_mib))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(clusters(), goals())
 def test_only_pods_that_may_move_do(snapshot: Snapshot, goal: Goal) -> None:
     plan = found(snapshot, goal)
@@ -165,7 +165,7 @@ def test_only_pods_that_may_move_do(snapshot: Snapshot, goal: Goal) -> None:
         assert not goal.pod_uid or pod.priority <= state.pods["big"].priority
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(clusters())
 def test_no_move_for_a_pod_can_be_spared(snapshot: Snapshot) -> None:
     plan = found(snapshot, Goal("big"))
@@ -187,7 +187,7 @@ def test_certificate_replays_after_a_trip_through_json(snapshot: Snapshot, goal:
         assert find_plan(msgspec.json.decode(msgspec.json.encode(snapshot), type=Snapshot), goal) == plan
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(clusters(), goals(), st.data())
 def test_changed_certificate_is_refused(snapshot: Snapshot, goal: Goal, data: st.DataObject) -> None:
     plan = found(snapshot, goal)
@@ -215,7 +215,7 @@ def leaves(document: Any) -> Iterator[tuple[Any, Any]]:
             yield document, key
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(clusters(), st.data())
 def test_plan_with_another_seat_is_refused_although_the_digest_is_right(snapshot: Snapshot, data: st.DataObject) -> None:
     plan = found(snapshot, Goal("big"))

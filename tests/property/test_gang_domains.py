@@ -115,7 +115,7 @@ def places(scene: Scene, mode: str) -> list[int] | None:
     return [int(state.reservations[uid].node[1:]) for uid in uids] if complete else None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(scenes())
 def test_preferred_gang_uses_fewest_domains(scene):
     found, fewest = places(scene, "preferred"), scene.fewest()
@@ -126,7 +126,7 @@ def test_preferred_gang_uses_fewest_domains(scene):
         assert len(used) == fewest
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(scenes())
 def test_required_gang_is_in_one_domain_if_one_has_room(scene):
     found, counts = places(scene, "required"), scene.seats()

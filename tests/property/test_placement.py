@@ -34,7 +34,7 @@ from aliquot.placement.topology import LinkTable
 from tests.unit.aliquot.placement.builders import make_device, make_instance
 
 MAX_SHARES = 4
-EXAMPLES = 250
+EXAMPLES = 120
 
 vgpu_devices = st.builds(make_device, mib=st.integers(1, 64), numa=st.none() | st.integers(0, 1), model=st.sampled_from(["A100", "H100"]))
 mig_devices = st.builds(lambda count: make_device(mig=tuple(make_instance(0, index, mib=8) for index in range(count))), st.integers(1, 3))
