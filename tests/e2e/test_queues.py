@@ -39,6 +39,7 @@ from tests.rendering import DEPLOY, EXAMPLES
 SHIPPED = DEPLOY / "kueue"
 CONFIGURATION = "controller_manager_config.yaml"
 QUEUE = "kueue.x-k8s.io/queue-name"
+CHECKPOINT_SECONDS = 4
 START_SECONDS = 90
 HALF_LIFE_SECONDS = 10
 SMALL_MIB = 81_558
@@ -358,23 +359,38 @@ def borrowing(cohort: list[Object]) -> list[Object]:
     return [*cohort, pool]
 
 
+def ending_slowly(job: Object) -> Object:
+    """A job whose pods take some seconds to end, as those that write a checkpoint do. Kueue does not wait for that."""
+    spec = job["spec"]["template"]["spec"]
+    spec["terminationGracePeriodSeconds"] = 2 * CHECKPOINT_SECONDS
+    for container in spec["containers"]:
+        container["lifecycle"] = {"preStop": {"sleep": {"seconds": CHECKPOINT_SECONDS}}}
+    return job
+
+
 @pytest.mark.timeout(300)
 def test_more_important_borrower_takes_one_gpu_from_less_important_one(kubectl: Kubectl, kueue: Kubectl) -> None:
+    """Kueue ends the workload that was admitted last, and kube-scheduler would end the pod that started last."""
     del kueue
-    early = [f"early-{number}" for number in range(6)]
+    first, *others = early = [f"early-{number}" for number in range(6)]
     with shipped(kubectl, "cohort", borrowing):
-        kubectl.apply(*(queued_job(name, WHOLE.limits, "team-a", priority_class="aliquot-best-effort") for name in early))
-        kubectl.apply(queued_job("own", WHOLE.limits, "team-b", pods=2, priority_class="aliquot-production"))
-        eventually(lambda: len(job_pods(kubectl, [*early, "own"])) == 7, "both teams to run on all GPUs", seconds=START_SECONDS)
+        jobs = [ending_slowly(queued_job(name, WHOLE.limits, "team-a", priority_class="aliquot-best-effort")) for name in early]
+        kubectl.apply(jobs[0])
+        [earliest] = running(kubectl, first, 1)
+        wait_for_next_second(kubectl, [first])
+        kubectl.apply(*jobs[1:], queued_job("own", WHOLE.limits, "team-b", pods=2, priority_class="aliquot-production"))
         running(kubectl, "own", 2)
-        before = {name: running(kubectl, name, 1) for name in early}
+        before = {name: running(kubectl, name, 1) for name in others}
+        kubectl.delete("pod", earliest)
+        before[first] = eventually(lambda: [name for name in running(kubectl, first, 1) if name != earliest], "a pod that starts last")
 
         kubectl.apply(queued_job("urgent", WHOLE.limits, "team-b", priority_class="aliquot-production"))
         running(kubectl, "urgent", 1)
         ended = {name: condition(kubectl, name, "Preempted").get("reason") for name in early}
         [victim] = [name for name, reason in ended.items() if reason]
-        assert ended[victim] == "InCohortReclaimWhileBorrowing"
-        assert all(running(kubectl, name, 1) == before[name] for name in early if name != victim)
+        assert (victim != first, ended[victim]) == (True, "InCohortReclaimWhileBorrowing")
+        left = {name: kubectl.get("pod", pod)["metadata"] for name, [pod] in before.items() if name != victim}
+        assert [name for name, metadata in left.items() if "deletionTimestamp" in metadata] == []
 
 
 @pytest.mark.timeout(300)
