@@ -16,7 +16,6 @@ from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.adapters.kube import KubeObjects
 from scheduler_plugin.errors import SchedulerError
 from scheduler_plugin.settings import Settings
-from scheduler_plugin.webhook.amounts import no_queue
 from scheduler_plugin.wiring.cluster import make_cluster
 from scheduler_plugin.wiring.kueue import make_kueue
 from scheduler_plugin.wiring.leaders import make_leaders
@@ -65,9 +64,8 @@ class Scheduler:
         self.kueue = make_kueue(settings, connection, self.cluster, self.leaders, self.scheduling.telemetry)
         self.certificates = make_certificates(settings, connection, self.cluster)
         watch_certificates(self.certificates, self.scheduling.telemetry)
-        find_queue = no_queue if self.kueue is None else self.kueue.objects.queue
         objects = KubeObjects(connection)
-        self._servers = Servers(settings, self.cluster, self.leaders, self.scheduling, self.certificates, objects, find_queue)
+        self._servers = Servers(settings, self.cluster, self.leaders, self.scheduling, self.certificates, objects, self.kueue)
         self._linger_seconds = settings.linger_seconds
 
     @property

@@ -13,7 +13,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from aliquot.kube.errors import KubeApiError, KubeExpiredError
+from aliquot.kube.errors import KubeApiError, KubeExpiredError, KubeNotFoundError
 from aliquot.kube.watch import Changed, Current, Deleted, Event, Listed, ListWatch, Read, Rules, Unreadable, Wait, Watch
 from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.adapters.kube import PAGE_SIZE
@@ -59,8 +59,8 @@ class Listener(Protocol[_T]):
         """Note that everything received is delivered; with a bookmark, no change from before the watch was opened is outstanding."""
         ...
 
-    def trouble(self, sentence: str) -> None:
-        """Note why the stream is not current."""
+    def trouble(self, sentence: str, *, is_missing: bool = False) -> None:
+        """Note why the stream is not current. Args: is_missing: whether the API server has no such collection."""
         ...
 
 
@@ -113,7 +113,7 @@ class Stream(Generic[_T]):
                     raise
             except KubeApiError as exc:
                 if self._machine.failed(exc) and not isinstance(exc, KubeExpiredError):  # then a list follows at once
-                    self._listener.trouble(f"{self._what}: {exc}")
+                    self._listener.trouble(f"{self._what}: {exc}", is_missing=isinstance(exc, KubeNotFoundError))
 
     async def _carry_out(self, step: Read | Watch) -> None:
         if isinstance(step, Read):

@@ -99,8 +99,9 @@ class Receiver(Generic[_T]):
     def current(self, *, bookmark: bool) -> None:
         """See ``adapters.kube_watch.Listener``."""
 
-    def trouble(self, sentence: str) -> None:
+    def trouble(self, sentence: str, *, is_missing: bool = False) -> None:
         """See ``adapters.kube_watch.Listener``."""
+        del is_missing
         if not self._trouble:
             logger.warning("watching %s", sentence)
         self._trouble = sentence

@@ -204,7 +204,8 @@ class _Base(Generic[_Taker]):
     def current(self, *, bookmark: bool) -> None:
         self._watch.note_current(self._source, bookmark=bookmark)
 
-    def trouble(self, sentence: str) -> None:
+    def trouble(self, sentence: str, *, is_missing: bool = False) -> None:
+        del is_missing
         self._watch.note_trouble(self._source, sentence)
 
 

@@ -26,10 +26,16 @@ class Kept(Generic[_K, _T]):
         self._items: dict[_K, _T] = {}
         self._listing_since = float("-inf")
         self._trouble = ""
+        self._is_missing = False
         self.listed_from = float("-inf")
         """Monotonic time at which the latest complete list began."""
         self.version = 0
         """Grows with each change."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the first list is still to come: not where the API server has no such objects."""
+        return self.listed_from == float("-inf") and not self._is_missing
 
     @property
     def by_key(self) -> Mapping[_K, _T]:
@@ -62,8 +68,9 @@ class Kept(Generic[_K, _T]):
     def current(self, *, bookmark: bool) -> None:
         """See ``adapters.kube_watch.Listener``."""
 
-    def trouble(self, sentence: str) -> None:
+    def trouble(self, sentence: str, *, is_missing: bool = False) -> None:
         """See ``adapters.kube_watch.Listener``."""
+        self._is_missing = is_missing
         if not self._trouble:
             logger.warning("watching %s", sentence)
         self._trouble = sentence
@@ -95,6 +102,11 @@ class KueueObjects:
         local = self.local_queues.by_key.get((namespace, name))
         shared = self.cluster_queues.by_key.get(local.cluster_queue) if local is not None else None
         return shared.queue(self.flavors.by_key) if shared is not None else None
+
+    @property
+    def are_queues_pending(self) -> bool:
+        """Whether ``queue`` would miss queues that exist, because they are being listed for the first time."""
+        return any(kept.is_pending for kept in (self.flavors, self.local_queues, self.cluster_queues))
 
     def listed_since(self, moment: float) -> bool:
         """Whether workloads were listed as they were at a moment or later, and checks and flavors at any time."""

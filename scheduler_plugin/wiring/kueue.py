@@ -37,6 +37,12 @@ class Kueue:
     objects: KueueObjects
     services: Sequence[AdmissionCheckController | MaxWaits]
     streams: "Sequence[Stream[Any]]"
+    reads_queues: bool
+
+    @property
+    def trouble(self) -> str:
+        """Why templates cannot be reviewed yet: a percentage counts in MiB only if the queue of its template is known."""
+        return "the queues of Kueue are being listed" if self.reads_queues and self.objects.are_queues_pending else ""
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """Return the loops to run."""
@@ -70,7 +76,7 @@ def make_kueue(settings: Settings, connection: KubeConnection, cluster: Cluster,
     for election in (leaders.leadership, leaders.following):
         if election is not None:
             election.on_acquired = _both(election.on_acquired, workloads.relist)
-    return Kueue(objects, services, streams)
+    return Kueue(objects, services, streams, reads_queues=Gate.ADMISSION_CHECK in settings.gates)
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:

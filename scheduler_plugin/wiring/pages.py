@@ -14,16 +14,19 @@ from scheduler_plugin.adapters.http import Page, PageMaker
 from scheduler_plugin.services.certificate_controller import CertificateController
 from scheduler_plugin.services.explainer import Explainer, Reply
 from scheduler_plugin.services.telemetry import Telemetry
+from scheduler_plugin.wiring.kueue import Kueue
 from scheduler_plugin.wiring.leaders import Leaders
 
 
 class StatusPages:
     """/metrics, /healthz and /readyz."""
 
-    def __init__(self, telemetry: Telemetry, leaders: Leaders, certificate: CertificateController | None) -> None:
+    def __init__(self, telemetry: Telemetry, leaders: Leaders, certificate: CertificateController | None, kueue: Kueue | None) -> None:
+        """Args: certificate, kueue: what the webhook needs; None if it needs none."""
         self._telemetry = telemetry
         self._leaders = leaders
         self._certificate = certificate
+        self._kueue = kueue
 
     def by_path(self) -> Mapping[str, PageMaker]:
         """Return the pages by path."""
@@ -46,9 +49,9 @@ class StatusPages:
         return Page(HTTPStatus.OK, "text/plain", b"ready\n")
 
     def _webhook_trouble(self) -> str:
-        if self._certificate is None or self._certificate.serves:
-            return ""
-        return f"the webhook has no certificate: {self._certificate.trouble or 'it is being created'}"
+        if self._certificate is not None and not self._certificate.serves:
+            return f"the webhook has no certificate: {self._certificate.trouble or 'it is being created'}"
+        return self._kueue.trouble if self._kueue is not None else ""
 
 
 def explain_pages(explainer: Explainer) -> Mapping[str, PageMaker]:

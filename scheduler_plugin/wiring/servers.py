@@ -24,8 +24,9 @@ from scheduler_plugin.ports import ObjectApi
 from scheduler_plugin.services.certificate_controller import CertificateController
 from scheduler_plugin.services.telemetry import Telemetry
 from scheduler_plugin.settings import Settings
-from scheduler_plugin.webhook.amounts import FindQueue
+from scheduler_plugin.webhook.amounts import no_queue
 from scheduler_plugin.wiring.cluster import Cluster
+from scheduler_plugin.wiring.kueue import Kueue
 from scheduler_plugin.wiring.leaders import Leaders
 from scheduler_plugin.wiring.pages import StatusPages, explain_pages
 from scheduler_plugin.wiring.scheduling import Scheduling
@@ -80,11 +81,11 @@ class Servers:
         scheduling: Scheduling,
         certificates: Certificates,
         objects: ObjectApi,
-        find_queue: FindQueue,
+        kueue: Kueue | None,
     ) -> None:
         self._settings = settings
         self._objects = objects
-        self._find_queue = find_queue
+        self._kueue = kueue
         self._cluster = cluster
         self._leaders = leaders
         self._scheduling = scheduling
@@ -119,7 +120,8 @@ class Servers:
         certificates = self._certificates
         tls = certificates.files if certificates.controller is None else certificates.serving.context
         scheduling, cluster = self._scheduling, self._cluster
-        nodes, foretell = Nodes(cluster.watch.directory, self._find_queue), self._verbs.foretell
+        find_queue = no_queue if self._kueue is None else self._kueue.objects.queue
+        nodes, foretell = Nodes(cluster.watch.directory, find_queue), self._verbs.foretell
         verbs = webhook_verbs(self._settings, cluster.context, scheduling.telemetry, self._objects, scheduling.templates, foretell, nodes)
         return HttpServer(host, port, verbs=verbs, max_body_bytes=WEBHOOK_BODY_BYTES, tls=tls)
 
@@ -137,7 +139,8 @@ class Servers:
 
     def _status(self) -> HttpServer:
         host, port = split_address("metricsAddress", self._settings.metrics_address)
-        pages = dict(StatusPages(self._scheduling.telemetry, self._leaders, self._certificates.controller).by_path())
+        kueue = self._kueue if self._settings.webhook_address else None
+        pages = dict(StatusPages(self._scheduling.telemetry, self._leaders, self._certificates.controller, kueue).by_path())
         if self._settings.explain_pages:
             pages |= explain_pages(self._scheduling.explainer)
         return HttpServer(host, port, pages=pages)

@@ -34,6 +34,7 @@ from scheduler_plugin.services import leadership, preemptor, retry, succeeded_me
 from scheduler_plugin.services.nominator import FIRST, Nominator
 from scheduler_plugin.settings import Answer, Settings
 from scheduler_plugin.wiring import leaders, scheduling, verbs
+from tests.integration.test_webhook import make_certificate
 from tests.unit.scheduler_plugin.api import FakeApi, node_object, pod_object
 from tests.unit.scheduler_plugin.builders import PLACES, make_device, make_node, make_place
 
@@ -99,7 +100,7 @@ async def running(api: FakeApi, *, ready: bool = True, **settings: Any) -> Async
     try:
         async with aiohttp.ClientSession() as session:
             served = Running(scheduler, session)
-            await served.until(lambda: len(scheduler.addresses) == 2)
+            await served.until(lambda: len(scheduler.addresses) == 2 + bool(settings.get("webhook_address")))
             if ready:
                 await served.until(lambda: scheduler.ready)
             yield served
@@ -720,6 +721,28 @@ async def test_not_ready_before_everything_is_known_and_verbs_are_refused_until_
         api.silent = False
         await extender.until(lambda: extender.scheduler.ready)
         assert await extender.page("/readyz") == (200, "ready\n")
+
+
+@pytest.mark.parametrize("late", ["localqueues", "clusterqueues", "resourceflavors"])
+async def test_webhook_is_not_ready_before_queues_of_kueue_are_known(api, late, tmp_path):
+    certificate, key = map(str, make_certificate(tmp_path, "webhook"))
+    webhook: dict[str, Any] = {"webhook_address": "127.0.0.1:0", "tls_cert_file": certificate, "tls_key_file": key}
+    api.held_back.add(late)
+    async with running(api, feature_gates="AdmissionCheck=true", **webhook) as extender:
+        assert await extender.page("/readyz") == (503, "the queues of Kueue are being listed\n")
+        api.held_back.clear()
+        async with asyncio.timeout(10):
+            while await extender.page("/readyz") != (200, "ready\n"):  # noqa: ASYNC110 - asks a server
+                await asyncio.sleep(0.01)
+
+
+async def test_webhook_is_ready_where_there_is_no_kueue(tmp_path, api):
+    certificate, key = map(str, make_certificate(tmp_path, "webhook"))
+    webhook: dict[str, Any] = {"webhook_address": "127.0.0.1:0", "tls_cert_file": certificate, "tls_key_file": key}
+    api.missing.update({"localqueues", "clusterqueues", "resourceflavors", "workloads", "admissionchecks"})
+    async with running(api, feature_gates="AdmissionCheck=true", **webhook) as extender, asyncio.timeout(10):
+        while await extender.page("/readyz") != (200, "ready\n"):  # noqa: ASYNC110 - asks a server
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("late", ["gpunodes", "nodes", "poddisruptionbudgets", "pods"])

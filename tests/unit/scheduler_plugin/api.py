@@ -28,6 +28,8 @@ COLLECTIONS = {
     "workloads": "Workload",
     "admissionchecks": "AdmissionCheck",
     "resourceflavors": "ResourceFlavor",
+    "localqueues": "LocalQueue",
+    "clusterqueues": "ClusterQueue",
     "priorityclasses": "PriorityClass",
     "workloadpriorityclasses": "WorkloadPriorityClass",
 } | dict.fromkeys(WEBHOOKS, "Webhooks")
@@ -49,6 +51,8 @@ class FakeApi:
         """The collection of each watch that received 410: its version was forgotten."""
         self.held_back: set[str] = set()
         """Collections that are not reported, neither in lists nor in watches."""
+        self.missing: set[str] = set()
+        """Collections that the server does not have."""
         self.lose_binding_answers = 0
         """How many bindings are carried out without an answer."""
         self.refuse_writes = False
@@ -151,6 +155,8 @@ class FakeApi:
         plural = request.match_info["plural"]
         if plural in self.held_back:
             return failure(503, "overloaded")
+        if plural in self.missing:
+            return failure(404, "the server could not find the requested resource")
         if "watch" in request.query:
             return await self._watch(request, plural)
         selector, namespace = request.query.get("fieldSelector", ""), request.match_info.get("namespace")

@@ -46,7 +46,8 @@ class SlowApi:
 
     def opened(self) -> None: ...
 
-    def trouble(self, sentence: str) -> None:
+    def trouble(self, sentence: str, *, is_missing: bool = False) -> None:
+        assert not is_missing
         self.troubles.append(sentence)
 
     async def play(self, tries: int) -> list[float]:
