@@ -4,7 +4,7 @@
 Containers have mounted some of these files, and open and write them. That is no change here, so that no tenant can keep the agent busy. If
 the kernel has no more watches, there are no notifications, and the agent notices changes at its next periodic check.
 
-The start of a container changes a dozen files. So the first change is reported at once, and those that follow it together, a while later.
+The start of a container changes a dozen files. So the first change is reported at once, and those that follow it are reported together.
 """
 
 import asyncio
@@ -17,6 +17,9 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
+PACE_SECONDS = 0.25
+"""The least time between two notifications."""
+
 _EVENT = struct.Struct("iIII")
 """wd, mask, cookie, and the length of the name that follows."""
 _BUFFER_BYTES = 64 << 10
@@ -24,8 +27,6 @@ _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
 _CLOSE_WRITE = 0x8
 _ONLY_DIRECTORIES = 0x01000000
 _IGNORED, _IS_DIRECTORY = 0x8000, 0x40000000
-PACE_SECONDS = 0.25
-"""The least time between two notifications."""
 _COMING_AND_GOING = _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
 
 
@@ -45,7 +46,7 @@ class DirectoryWatch:
         self._pace_seconds = pace_seconds
         self._descriptor: int | None = None
         self._rest: asyncio.TimerHandle | None = None
-        """Ends the time in which events are left in the kernel's queue."""
+        """The timer after which events are read again."""
         self._paths: dict[int, Path] = {}
         self._trouble = ""
         self._notify: Callable[[], None] = _ignore

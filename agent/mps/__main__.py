@@ -49,7 +49,8 @@ async def _run(settings: Settings) -> None:
     shared_memory = make_directory(Path(settings.mps_shared_memory or runtime / "mps-shm"), 0o1777)
     own = shared_memory if shared_memory.is_relative_to(runtime) else None  # on the host it may be the /dev/shm of all programs
     requests = MpsRequestFiles(runtime / RECORDS_DIRECTORY)
-    request_changes = DirectoryWatch([], nested=requests.wanted_directory)
+    # a container waits for what is requested, and a request is two changes
+    request_changes = DirectoryWatch([], nested=requests.wanted_directory, pace_seconds=0.01)
     supervisor = MpsSupervisor(
         SupervisorState(os.getpid(), str(shared_memory), mps_trouble(settings.mps_control)),
         control=MpsControlProgram(settings.mps_control, runtime / DAEMONS_DIRECTORY, shared_memory=own),

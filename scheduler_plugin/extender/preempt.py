@@ -6,7 +6,7 @@ after that (the search of ``core.gang.preempt``), and drops nodes where that doe
 everything that kube-scheduler counts is free, but no single GPU is.
 
 Pods that are ending already free what they hold by themselves. kube-scheduler does not prefer them: it may choose a running pod while the
-pods that a queue has just evicted are still ending. If they alone make room on a node, they are the victims, and no other pod ends.
+pods that a queue has just evicted are still ending. If they make room on a node soon, no other pod ends.
 
 If pods are added, a victim of kube-scheduler may have become needless. It is dropped if the state shows this (``_fewest``). kube-scheduler
 takes the reply as it is: it ends those pods and retries once they are gone. If it counts something unknown here and refuses the node, it
@@ -47,8 +47,12 @@ ENOUGH_SECONDS = 1.0
 """After this time the nodes that help so far are enough."""
 LAST_SECONDS = 3.0
 """kube-scheduler waits 5 s for a reply. After this time and one node at least, the search ends without help; kube-scheduler retries."""
-UNTIL_NOMINATED_SECONDS = 5.0
-"""More than kube-scheduler takes to nominate the pod for a node; the nomination holds the room from then on."""
+SOON_SECONDS = 60.0
+"""How long a pod waits for others that are ending, if it could have others ended instead."""
+UNTIL_BOUND_SECONDS = 5.0
+"""More than kubelet takes to end a pod whose time is over, and kube-scheduler to bind the next."""
+MAX_FREED_NODES = 8
+"""On so many nodes the room that ending pods leave is looked at, those with the earliest end first."""
 MAX_GANG_NODES = 8
 """For a gang this many nodes are tried in one call, those with the fewest victims first: each try plans the whole gang."""
 
@@ -137,7 +141,7 @@ async def choose_victims(context: ExtenderContext, body: bytes) -> bytes:
             context.gangs.back_off_searching(gang, begun)
         return wire.preempt_result({})
     search = _Search(pod, members, gang, begun, chosen)
-    reply = _freed_anyway(context, search, proposed) or await _search_nodes(context, search, proposed)
+    reply = await _freed_anyway(context, search, proposed) or await _search_nodes(context, search, proposed)
     if reply:
         context.gangs.unhelped.pop(pod.uid, None)
     else:
@@ -161,29 +165,43 @@ def _reach_elsewhere(context: ExtenderContext, pods: Iterable[PodFacts], node: s
     return any(other.node_name not in ("", node) for gang in gangs for other in context.state.gang_members(gang.key))
 
 
-def _freed_anyway(context: ExtenderContext, search: _Search, nodes: Iterable[str]) -> dict[str, wire.MetaVictims]:
-    """Return the pods that are ending on the first node on which they make enough room, and hold that room.
+async def _freed_anyway(context: ExtenderContext, search: _Search, nodes: Iterable[str]) -> dict[str, wire.MetaVictims]:
+    """Return the node where pods that are ending make enough room first, and hold that room; empty if there is none.
 
-    They are named because kube-scheduler takes no node without a victim.
+    One of these pods is named as the victim, because kube-scheduler takes no node without one.
     """
-    for node in nodes:
-        ending = ending_already(context, node)
-        if ending and _suffice_alone(context, search, node):
-            reserve_room(context, search.pod, node, (), search.begun + UNTIL_NOMINATED_SECONDS)
-            return {node: wire.MetaVictims([wire.MetaPod(uid) for uid in _important_first(context, ending)], 0)}
+    now = context.clock.now()
+    freed = [(last.ends_by or now, node, last.uid) for node in nodes if (last := _last_to_end(context, node, now)) is not None]
+    for ends_by, node, uid in sorted(freed)[:MAX_FREED_NODES]:
+        await asyncio.sleep(0)
+        expires_at = context.clock.monotonic() + ends_by - now + UNTIL_BOUND_SECONDS
+        if _suffice_alone(context, search, node) and reserve_room(context, search.pod, node, (), expires_at):
+            if search.gang is not None:
+                context.gangs.note_search(search.pod, search.gang, search.begun, helps=True, goes_on=False)
+            return {node: wire.MetaVictims([wire.MetaPod(uid)], 0)}
     return {}
 
 
+def _last_to_end(context: ExtenderContext, node: str, now: float) -> PodFacts | None:
+    """Return the pod that ends last of those that are ending on a node; None if it does not end soon, or if one ends for another pod."""
+    ending = [context.state.pods[uid] for uid in ending_already(context, node)]
+    if not ending or any(pod.is_preempted for pod in ending):
+        return None
+    last = max(ending, key=lambda pod: (inf if pod.ends_by is None else pod.ends_by, pod.uid))
+    return last if last.ends_by is not None and -UNTIL_BOUND_SECONDS <= last.ends_by - now <= SOON_SECONDS else None
+
+
 def _suffice_alone(context: ExtenderContext, search: _Search, node: str) -> bool:
-    """Whether all members fit once the pods that are ending on a node have ended, and kube-scheduler's victims may run on."""
-    pod, state = search.pod, context.state
+    """Whether the pod lacks only what the ending pods of a node hold, so that kube-scheduler's victims there need not end."""
+    pod, state, planner = search.pod, context.state, context.gangs.planner
     if pod.is_picky or not _adds_up(context, node):
         return False
     if any(uid not in state.pods or state.pods[uid].repels for uid in search.chosen[node]):
         return False
-    if len(search.members) == 1:
-        return _suffices(context, pod, node, frozenset())
-    return _victims_for(context, search.members, node, frozenset()) == frozenset() and _host_has_room(context, pod, node, ())
+    with planner.trying(search.members):
+        if planner.expect(pod, (node,), inf):  # kube-scheduler refuses the node for a reason that is not known here
+            return False
+    return len(search.members) > 1 or _suffices(context, pod, node, frozenset())
 
 
 async def _search_nodes(context: ExtenderContext, search: _Search, proposed: Mapping[str, wire.MetaVictims]) -> dict[str, wire.MetaVictims]:

@@ -388,7 +388,8 @@ def test_more_important_borrower_takes_one_gpu_from_less_important_one(kubectl: 
         running(kubectl, "urgent", 1)
         ended = {name: condition(kubectl, name, "Preempted").get("reason") for name in early}
         [victim] = [name for name, reason in ended.items() if reason]
-        assert (victim != first, ended[victim]) == (True, "InCohortReclaimWhileBorrowing")
+        assert victim != first
+        assert ended[victim] == "InCohortReclaimWhileBorrowing"
         left = {name: kubectl.get("pod", pod)["metadata"] for name, [pod] in before.items() if name != victim}
         assert [name for name, metadata in left.items() if "deletionTimestamp" in metadata] == []
 

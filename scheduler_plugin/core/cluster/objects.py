@@ -335,6 +335,7 @@ def pod_facts(item: PodObject) -> PodFacts:
         preempts=spec.preemption_policy != "Never",
         nominated_node=item.status.nominated_node_name,
         ends_by=_seconds(metadata.deletion_timestamp),
+        is_preempted=metadata.deletion_timestamp is not None and _is_preempted(item.status),
         gates=_gates(spec),
         scheduling_group="" if spec.scheduling_group is None else spec.scheduling_group.pod_group_name or "",
         needs_preparing=more.needs_preparing,
@@ -531,6 +532,11 @@ def _failure(status: PodStatus) -> str:
     """Return why kube-scheduler last failed to bind a pod; empty if it did not fail."""
     failed = (one for one in status.conditions or () if one.type == "PodScheduled" and one.status == "False")
     return next((f"{one.reason}: {one.message}" for one in failed), "")
+
+
+def _is_preempted(status: PodStatus) -> bool:
+    """Whether kube-scheduler ends the pod for another one. It writes this condition before it deletes the pod."""
+    return any(one.type == "DisruptionTarget" and one.reason == "PreemptionByScheduler" for one in status.conditions or ())
 
 
 def _requested(spec: PodSpec, resource: str, read: Callable[[str], int]) -> int:

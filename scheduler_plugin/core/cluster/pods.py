@@ -84,6 +84,8 @@ class PodFacts:
     what ``is_picky`` lists."""
     tolerates: bool = False
     """Whether it asks for GPUs, and may run on nodes with taints other than the one for GPU nodes."""
+    is_preempted: bool = False
+    """Whether kube-scheduler ends it for another pod, to which its room belongs."""
     claims: tuple[str, ...] = ()
     """Names of its ResourceClaims; empty texts for those that are not made yet."""
 

@@ -14,7 +14,7 @@ import pytest
 from aliquot import contract
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.extender.context import ExtenderContext
-from scheduler_plugin.extender.preempt import ENOUGH_NODES, ENOUGH_SECONDS, choose_victims, reserve_room
+from scheduler_plugin.extender.preempt import ENOUGH_NODES, ENOUGH_SECONDS, SOON_SECONDS, UNTIL_BOUND_SECONDS, choose_victims, reserve_room
 from tests.unit.scheduler_plugin.api import pod_object
 from tests.unit.scheduler_plugin.builders import make_context, make_node, make_pod, make_share
 
@@ -168,9 +168,9 @@ async def test_no_pod_ends_elsewhere_for_pod_with_victims_under_way():
     assert await ask(context, ["n2"], vgpu="1") == {"n2": ["on-n2"]}, "its place is free, and kube-scheduler does not want it"
 
 
-def ends(context: ExtenderContext, *uids: str) -> ExtenderContext:
+def ends(context: ExtenderContext, *uids: str, **facts: Any) -> ExtenderContext:
     for uid in uids:
-        context.state.set_pod(replace(context.state.pods[uid], deletion_requested=True))
+        context.state.set_pod(replace(context.state.pods[uid], deletion_requested=True, **{"ends_by": 10.0} | facts))
     return context
 
 
@@ -184,7 +184,24 @@ async def test_no_pod_ends_while_ending_ones_make_room(nodes):
     assert "y" not in (await ask(context, ["n1"], ["x"], name="second", vgpu="1", vgpu_memory="500"))["n1"], "that room is promised"
 
 
-@pytest.mark.parametrize(("ending", "ended"), [(["x", "y"], {"x", "y"}), (["x"], {"keeps"})], ids=["enough", "too few"])
+@pytest.mark.parametrize(
+    "facts",
+    [{"is_preempted": True}, {"ends_by": SOON_SECONDS + 1.0}, {"ends_by": None}, {"ends_by": -UNTIL_BOUND_SECONDS - 1.0}],
+    ids=["for another pod", "not soon", "at an unknown time", "overdue"],
+)
+async def test_room_of_pods_that_end_otherwise_is_not_counted_on(facts):
+    context = half_used()
+    assert await ask(ends(context, "y", **facts), ["n1"], ["x"], vgpu="1", vgpu_memory="500") == {"n1": ["x"]}
+
+
+async def test_ending_pods_that_hold_nothing_needed_replace_no_victim():
+    context = half_used()
+    context.state.set_pod(make_pod("cpu", node="n1"))
+    context.state.set_pod(replace(context.state.pods["z"], active=False))
+    assert await ask(ends(context, "cpu"), ["n1"], ["x"], vgpu="1", vgpu_memory="500") == {"n1": ["x"]}
+
+
+@pytest.mark.parametrize(("ending", "ended"), [(["x", "y"], {"y"}), (["x"], {"keeps"})], ids=["enough", "too few"])
 async def test_gang_ends_no_pod_while_ending_ones_make_room(ending, ended):
     context = half_used()
     context.state.set_pod(replace(context.state.pods["keeps"], priority=0))

@@ -45,6 +45,17 @@ def test_terminating_pod_reports_when_grace_period_is_over():
 
 
 @pytest.mark.parametrize(
+    ("is_ending", "reason", "is_preempted"),
+    [(True, "PreemptionByScheduler", True), (True, "EvictionByEvictionAPI", False), (False, "PreemptionByScheduler", False)],
+)
+def test_pod_that_ends_for_another_is_known_by_its_condition(is_ending, reason, is_preempted):
+    pod = json.loads(pod_text("u1"))
+    pod["metadata"] |= {"deletionTimestamp": "2026-11-29T10:00:00Z"} if is_ending else {}
+    pod["status"] = {"phase": "Running", "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": reason}]}
+    assert decoded(json.dumps(pod).encode()).is_preempted is is_preempted
+
+
+@pytest.mark.parametrize(
     ("fields", "uid"), [({"controller": "job", "vgpu": "1"}, "job"), ({"vgpu": "1"}, ""), ({"controller": "job"}, "")], ids=str
 )
 def test_pod_with_gpus_names_its_controller(fields, uid):
