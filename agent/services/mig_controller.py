@@ -107,10 +107,11 @@ class MigController:
     async def clean(self) -> bool:
         """Remove the instances at places without a grant; return whether some are left for later."""
         left = False
-        for place in map(codec.decode_place, tuple(self._records)):
-            if place is None or str(place) in promised_places(self._manager.ledger):
+        for name, record in tuple(self._records.items()):  # another record may go while one instance is removed
+            place = codec.decode_place(name)
+            if place is None or name in promised_places(self._manager.ledger):
                 continue
-            if self._records[str(place)].grant_id in self._manager.ledger.unclear:  # its container may run
+            if record.grant_id in self._manager.ledger.unclear:  # its container may run
                 left = True
                 continue
             async with self._changing[place.device_uuid]:

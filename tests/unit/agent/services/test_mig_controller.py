@@ -153,6 +153,17 @@ class TestRemoving:
         assert await node.controller.clean() is False
         assert (node.partitions.instances, node.records.records) == ({}, {})
 
+    async def test_instances_may_go_for_another_one_while_they_are_removed(self, node):
+        released = [promise(start) for start in (3, 4, 5, 6)]
+        node.promise(*released)
+        for one in released:
+            await node.controller.ensure(one)
+        node.release(*released)
+        big = promise(4, "big", "3g.40gb")
+        node.promise(big)
+        await asyncio.gather(node.controller.clean(), node.controller.ensure(big))
+        assert list(node.partitions.instances) == [place(4, "3g.40gb").uuid]
+
     async def test_an_instance_of_a_grant_stays(self, node):
         node.promise(promise())
         await node.controller.ensure(promise())
