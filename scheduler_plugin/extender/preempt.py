@@ -199,8 +199,8 @@ def _suffice_alone(context: ExtenderContext, search: _Search, node: str) -> bool
     if any(uid not in state.pods or state.pods[uid].repels for uid in search.chosen[node]):
         return False
     with planner.trying(search.members):
-        if planner.expect(pod, (node,), inf):  # kube-scheduler refuses the node for a reason that is not known here
-            return False
+        if _host_has_place(context, pod, node, ()) and planner.expect(pod, (node,), inf):
+            return False  # kube-scheduler refuses the node for a reason that is not known here
     return len(search.members) > 1 or _suffices(context, pod, node, frozenset())
 
 
@@ -428,20 +428,32 @@ def _suffices(context: ExtenderContext, pod: PodFacts, node: str, ended: frozens
     if row is None or not state.columns.cpu_milli[row] or not state.columns.ram_mib[row]:
         return False
     gone = {pod.uid, *ended, *ending_already(context, node)}
-    staying = frozenset(other.uid for other in state.pods_on(node) if other.uid not in gone)
-    reserved = sum(one.node == node and uid not in gone and not is_of_claim(uid) for uid, one in state.reservations.items())
-    if len(staying) + reserved >= state.pod_capacity_of(node) or not _host_has_room(context, pod, node, ended):
+    if not _host_has_place(context, pod, node, gone):
         return False
+    staying = frozenset(other.uid for other in state.pods_on(node) if other.uid not in gone)
     return added_victims(context, pod, node, ended, MayEnd(staying)) == frozenset()
+
+
+def _host_has_place(context: ExtenderContext, pod: PodFacts, node: str, gone: Collection[str]) -> bool:
+    """Whether a node has the CPU and RAM for a pod, and takes one more, when these pods are gone."""
+    state, gone = context.state, {pod.uid, *gone}
+    staying = sum(other.uid not in gone for other in state.pods_on(node))
+    reserved = sum(one.node == node and uid not in gone and not is_of_claim(uid) for uid, one in state.reservations.items())
+    return staying + reserved < state.pod_capacity_of(node) and _host_fits(context, pod, node, gone)
 
 
 def _host_has_room(context: ExtenderContext, pod: PodFacts, node: str, ended: Iterable[str]) -> bool:
     """Whether a node has the CPU and RAM that a pod requests once these pods and the ending ones have ended."""
+    return _host_fits(context, pod, node, {*ended, *ending_already(context, node)})
+
+
+def _host_fits(context: ExtenderContext, pod: PodFacts, node: str, gone: Collection[str]) -> bool:
+    """Whether a node has the CPU and RAM that a pod requests when these pods are gone."""
     state, row = context.state, context.state.row_of(node)
     if row is None:
         return False
     columns = state.columns
-    with state.without_all([pod.uid, *ended, *ending_already(context, node)]):
+    with state.without_all([pod.uid, *gone]):
         cpu_free = int(columns.cpu_milli[row]) - int(columns.cpu_used_milli[row])
         ram_free = int(columns.ram_mib[row]) - int(columns.ram_used_mib[row])
     return (not pod.cpu_milli or pod.cpu_milli <= cpu_free) and (not pod.memory_mib or pod.memory_mib <= ram_free)

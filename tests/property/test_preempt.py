@@ -171,7 +171,8 @@ class Scene:
         return not isinstance(choose_pod(self.state_without(ended).device_states("n1"), request, Policy.FRAG), Refusal)
 
     def fits_as_known_here(self) -> bool:
-        return sum(pod.cpu_milli for pod in self.pods) + 1000 <= self.cpu_milli and self.gpu_suffices(())
+        has_place = sum(pod.cpu_milli for pod in self.pods) + 1000 <= self.cpu_milli and len(self.pods) + 1 <= self.most_pods
+        return has_place and self.gpu_suffices(())
 
     @property
     def evictable(self) -> list[PodFacts]:
