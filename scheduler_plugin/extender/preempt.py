@@ -48,11 +48,11 @@ ENOUGH_SECONDS = 1.0
 LAST_SECONDS = 3.0
 """kube-scheduler waits 5 s for a reply. After this time and one node at least, the search ends without help; kube-scheduler retries."""
 SOON_SECONDS = 60.0
-"""How long a pod waits for others that are ending, if it could have others ended instead."""
+"""How long a pod waits at most for pods that end anyway. If that takes longer, other pods end for it."""
 UNTIL_BOUND_SECONDS = 5.0
-"""More than kubelet takes to end a pod whose time is over, and kube-scheduler to bind the next."""
+"""Time for kubelet to end a pod whose grace period is over, and for kube-scheduler to bind the next pod."""
 MAX_FREED_NODES = 8
-"""On so many nodes the room that ending pods leave is looked at, those with the earliest end first."""
+"""At most this many nodes with ending pods are checked in one call, those with the earliest end first."""
 MAX_GANG_NODES = 8
 """For a gang this many nodes are tried in one call, those with the fewest victims first: each try plans the whole gang."""
 
@@ -166,9 +166,9 @@ def _reach_elsewhere(context: ExtenderContext, pods: Iterable[PodFacts], node: s
 
 
 async def _freed_anyway(context: ExtenderContext, search: _Search, nodes: Iterable[str]) -> dict[str, wire.MetaVictims]:
-    """Return the node where pods that are ending make enough room first, and hold that room; empty if there is none.
+    """Return the node on which ending pods make enough room earliest, and reserve that room; empty if there is none.
 
-    One of these pods is named as the victim, because kube-scheduler takes no node without one.
+    One of these pods is named as the victim, because kube-scheduler accepts no node without a victim.
     """
     now = context.clock.now()
     freed = [(last.ends_by or now, node, last.uid) for node in nodes if (last := _last_to_end(context, node, now)) is not None]

@@ -360,7 +360,7 @@ def borrowing(cohort: list[Object]) -> list[Object]:
 
 
 def ending_slowly(job: Object) -> Object:
-    """A job whose pods take some seconds to end, as those that write a checkpoint do. Kueue does not wait for that."""
+    """Make a job's pods end slowly, as if they wrote a checkpoint. Kueue does not wait for them."""
     spec = job["spec"]["template"]["spec"]
     spec["terminationGracePeriodSeconds"] = 2 * CHECKPOINT_SECONDS
     for container in spec["containers"]:
