@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from agent.adapters.durable import list_directory, names_in, remove_anything, remove_temporaries, write_over
-from agent.adapters.file_cache import FileCache
 from agent.adapters.regular_files import read_regular
 from agent.core.cdi import (
     HOST_SPEC_KINDS,
@@ -28,6 +27,7 @@ from agent.core.cdi import (
 )
 from agent.errors import StorageError
 from aliquot import contract
+from aliquot.file_cache import FileCache
 
 _Signature = tuple[tuple[str, int, int, int], ...]
 HostSpecSource = Callable[[Collection[str]], HostSpec | None]

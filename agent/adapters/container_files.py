@@ -8,7 +8,8 @@ unless a process of its pod still holds a slot; then the mapped files stay and t
 the owner of the files. It is written after them, and also restores a ledger row that was lost on disk.
 
 Each container has its own copy of the shim's libraries too, so that a lease of its root on them delays no other container. The copies are
-below ``stateDir``, because /run is often mounted ``noexec``.
+below ``stateDir``, because /run is often mounted ``noexec``: ``<grant id>.<library>``, all in one directory. A directory for each container
+would make a copy ten times as slow on ext4, which starts another group of blocks for each new directory.
 """
 
 import errno
@@ -23,16 +24,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 
-from agent.adapters.durable import list_directory, make_directory, names_in, remove_anything, write_over
-from agent.adapters.file_cache import FileCache
+from agent.adapters.durable import list_directory, make_directory, names_in, remove_anything, remove_temporaries, write_over
 from agent.adapters.regular_files import FLAGS, LIBRARY_BYTES_MAX, read_regular
 from agent.core import region_layout
-from agent.core.cdi import PRELOAD_ARTEFACT, PRELOAD_LIST, PRELOAD_LIST_ARTEFACT
+from agent.core.cdi import PRELOAD_ARTEFACT, PRELOAD_LIST, PRELOAD_LIST_ARTEFACT, SHIM_LIBRARIES
 from agent.core.ledger import GRANT_ROWS, Grant
 from agent.core.region_layout import ComputeCounters, Geometry, Limits, RegionError
 from agent.core.slow_regions import LOCK_BUDGET_SECONDS, Rest, rest_after
 from agent.errors import StorageError
 from agent.ports.grants import RegionView
+from aliquot.file_cache import FileCache
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class GrantFiles:
         """Args: libraries: the directory of the copies, where programs may be executed from; by default next to ``directory``."""
         self._directory = make_directory(directory, 0o700)
         self._libraries = libraries or directory.with_name(f"{directory.name}-libraries")
+        remove_temporaries(self._libraries)
         self._monotonic = monotonic
         self._rests: dict[str, tuple[int, Rest]] = {}
         """By grant id: regions with a slow last reading, with their inodes. A later container has a region with another inode."""
@@ -81,21 +83,22 @@ class GrantFiles:
             write_over(region_path, header, mode=0o666, size=region_layout.REGION_BYTES)
             self._rests.pop(grant_id, None)
 
-    def copy_shim(self, grant_id: str, version: Path, names: Iterable[str]) -> Path:
+    def copy_shim(self, grant_id: str, version: Path, names: Iterable[str]) -> Mapping[str, str]:
         """See ``ports.ContainerFiles``."""
-        copies = make_directory(make_directory(self._libraries, 0o755) / grant_id, 0o755)
-        for name in names:
+        make_directory(self._libraries, 0o755)
+        copies = {name: f"{self._libraries}/{grant_id}.{name}" for name in names}
+        for name, copy in copies.items():
             try:
                 content = self._installed.read(f"{version}/{name}")
             except FileNotFoundError:
                 raise StorageError(f"copying {version}/{name}: it is not there") from None
-            if not _is_copy(copy := f"{copies}/{name}", content):
+            if not _is_copy(copy, content):
                 write_over(copy, content, mode=0o555)
         return copies
 
-    def link_shim(self, grant_id: str, directory: Path) -> None:
+    def link_shim(self, grant_id: str, copy: str) -> None:
         """See ``ports.ContainerFiles``."""
-        link, target = self._directory / grant_id / PRELOAD_ARTEFACT, directory / PRELOAD_ARTEFACT
+        link, target = self._directory / grant_id / PRELOAD_ARTEFACT, Path(copy)
         try:
             if link.is_symlink() and link.readlink() == target:
                 return
@@ -208,11 +211,13 @@ class GrantFiles:
 
     def ids(self) -> Sequence[str]:
         """See ``ports.ContainerFiles``."""
-        return sorted({*names_in(self._directory), *names_in(self._libraries)})
+        copies = (name.partition(".") for name in names_in(self._libraries))
+        return sorted({*names_in(self._directory), *(identifier for identifier, _, library in copies if library in SHIM_LIBRARIES)})
 
     def remove(self, grant_id: str) -> None:
         """See ``ports.ContainerFiles``."""
-        remove_anything(f"{self._libraries}/{grant_id}")
+        for name in SHIM_LIBRARIES:
+            remove_anything(f"{self._libraries}/{grant_id}.{name}")
         directory = self._directory / grant_id
         self._limits.forget(str(directory / "limits"))
         self._rests.pop(grant_id, None)

@@ -17,11 +17,11 @@ from agent.adapters.durable import (
     sync_directory,
     write_together,
 )
-from agent.adapters.file_cache import FileCache
 from agent.adapters.regular_files import read_regular
 from agent.core.ledger import GRANT_ROWS, Grant
 from agent.errors import StorageError
 from agent.ports.grants import LoadedGrants
+from aliquot.file_cache import FileCache
 
 _SUFFIX = ".json"
 

@@ -14,13 +14,12 @@ from pathlib import Path
 
 from agent.adapters.durable import TEMPORARY_SUFFIX, list_directory, make_directory, remove_anything, sync_directory, write_whole
 from agent.adapters.regular_files import LIBRARY_BYTES_MAX, read_regular
-from agent.core.cdi import DRIVER_LIBRARIES, PRELOAD_ARTEFACT, PRELOAD_LIST, PRELOAD_LIST_ARTEFACT
+from agent.core.cdi import PRELOAD_LIST, PRELOAD_LIST_ARTEFACT, SHIM_LIBRARIES
 from agent.errors import ShimError, StorageError
 
 _CURE = "build it with make, or set shimDir"
 CONTAINERS = "containers"
 """Name in the store of the directory with the copies for containers, which ``container_files`` writes."""
-ARTEFACTS = (*(library.front for library in DRIVER_LIBRARIES), PRELOAD_ARTEFACT)
 
 
 class ShimStore:
@@ -58,7 +57,7 @@ def install_shim(source: Path, store: Path) -> Path:
 
     Raises: ShimError with the missing or unwritable file.
     """
-    files = {name: _read(source / name) for name in ARTEFACTS}
+    files = {name: _read(source / name) for name in SHIM_LIBRARIES}
     files[PRELOAD_LIST_ARTEFACT] = PRELOAD_LIST
     target = store / _digest(files)
     try:

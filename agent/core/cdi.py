@@ -62,6 +62,8 @@ DRIVER_LIBRARIES = (
 )
 PRELOAD_ARTEFACT = contract.CONTAINER_PRELOAD.rpartition("/")[2]
 PRELOAD_LIST_ARTEFACT = contract.LD_SO_PRELOAD.rpartition("/")[2]
+SHIM_LIBRARIES = (*(library.front for library in DRIVER_LIBRARIES), PRELOAD_ARTEFACT)
+"""File names of the shim's libraries."""
 PRELOAD_LIST = f"{contract.CONTAINER_PRELOAD}\n".encode()
 """A file that names the preload library; it becomes the container's /etc/ld.so.preload."""
 
@@ -157,8 +159,8 @@ class PriorityPage:
 class ShimFiles:
     """Host paths of what the shim needs in one container."""
 
-    directory: str
-    """Holds the container's copies of the shim's libraries."""
+    copies: Mapping[str, str]
+    """The container's own copies of the shim's libraries, by the library's name."""
     limits: str
     region: str
     interposition: Interposition
@@ -370,7 +372,7 @@ def _with_front(edits: Mapping[str, Any], shim: ShimFiles, host: HostSpec | None
             mounts.append(mount)
             continue
         moved.setdefault(library.driver_name, mount["hostPath"])
-        mounts.append(_mount(f"{shim.directory}/{library.front}", mount["containerPath"]))
+        mounts.append(_mount(shim.copies[library.front], mount["containerPath"]))
     if contract.CUDA_DRIVER_SONAME not in moved:
         raise HostSpecError(
             f"{host.source if host else 'no NVIDIA CDI spec on this host'} mounts no libcuda.so, so the shim cannot replace it. "
@@ -383,7 +385,7 @@ def _with_front(edits: Mapping[str, Any], shim: ShimFiles, host: HostSpec | None
 
 def _with_preload(edits: Mapping[str, Any], shim: ShimFiles) -> dict[str, Any]:
     added = [
-        _mount(f"{shim.directory}/{PRELOAD_ARTEFACT}", contract.CONTAINER_PRELOAD),
+        _mount(shim.copies[PRELOAD_ARTEFACT], contract.CONTAINER_PRELOAD),
         _mount(shim.preload_list, contract.LD_SO_PRELOAD),
     ]
     return {**edits, "mounts": [*edits["mounts"], *added]}

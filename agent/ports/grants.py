@@ -73,12 +73,12 @@ class ContainerFiles(Protocol):
         """
         ...
 
-    def copy_shim(self, grant_id: str, version: Path, names: Iterable[str]) -> Path:
-        """Copy libraries of a shim's version for one container, unless they are copied; return the directory of the copies."""
+    def copy_shim(self, grant_id: str, version: Path, names: Iterable[str]) -> Mapping[str, str]:
+        """Copy libraries of a shim's version for one container, unless they are copied; return the paths of the copies, by name."""
         ...
 
-    def link_shim(self, grant_id: str, directory: Path) -> None:
-        """Link the shim of this directory next to a grant's files; a reply of Allocate without CDI mounts it from there."""
+    def link_shim(self, grant_id: str, copy: str) -> None:
+        """Link a copy of the preload library next to a grant's files; a reply of Allocate without CDI mounts it from there."""
         ...
 
     def linked(self, paths: Iterable[str]) -> Set[str]:

@@ -83,7 +83,7 @@ class GrantContents:
         """Link the shim next to a grant's files, for a container that is started without CDI. Raises StorageError."""
 
         def work() -> None:
-            self._files.link_shim(grant_id, self._files.copy_shim(grant_id, directory, (PRELOAD_ARTEFACT,)))
+            self._files.link_shim(grant_id, self._files.copy_shim(grant_id, directory, (PRELOAD_ARTEFACT,))[PRELOAD_ARTEFACT])
 
         await self._manager.on_disk(work)
 
@@ -141,4 +141,4 @@ class GrantContents:
         fronts = tuple(library.front for library in DRIVER_LIBRARIES)
         names = fronts if interposition is Interposition.FRONT else (PRELOAD_ARTEFACT,)
         copies = self._files.copy_shim(planned.grant.grant_id, directory, names)
-        return ShimFiles(str(copies), limits, region, interposition, page, turns)
+        return ShimFiles(copies, limits, region, interposition, page, turns)

@@ -3,9 +3,10 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from aliquot.file_cache import FileCache
 from aliquot.kube.errors import KubeApiError
 from aliquot.process.settings import SettingsError
 
@@ -21,16 +22,17 @@ class ApiServer:
     token_file: Path | None
     ca_file: Path | None
     """PEM certificates to verify the server by; None means those of the system."""
+    _tokens: FileCache[str] = field(default_factory=lambda: FileCache(_read_token), init=False, repr=False, compare=False)
 
     def credentials(self) -> dict[str, str]:
         """Return the headers that authenticate a request. Raises KubeApiError: the token file cannot be read.
 
-        The file is read for every request because kubelet rotates the token.
+        Each request takes the current token, because kubelet rotates it.
         """
         if self.token_file is None:
             return {}
         try:
-            return {"Authorization": f"Bearer {self.token_file.read_text().strip()}"}
+            return {"Authorization": f"Bearer {self._tokens.read(str(self.token_file))}"}
         except OSError as exc:
             raise KubeApiError(f"the API token {self.token_file}: {exc.strerror}") from exc
 
@@ -55,6 +57,10 @@ def _url_in_pod(environ: Mapping[str, str]) -> str:
     if host is None or port is None:
         raise SettingsError("no Kubernetes API: this process is not in a pod, so set kubeApiUrl")
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+def _read_token(path: str) -> str:
+    return Path(path).read_text().strip()
 
 
 def _file(name: str, default: Path) -> Path | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.adapters.nvidia_ctk import NvidiaCtk
-from agent.core.cdi import HostSpec, InjectedDevice, Interposition, ShimFiles, container_spec
+from agent.core.cdi import SHIM_LIBRARIES, HostSpec, InjectedDevice, Interposition, ShimFiles, container_spec
 from agent.errors import StorageError
 from aliquot import contract
 from tests.clients import harness
@@ -174,7 +174,7 @@ def test_agent_merges_the_generated_spec(host: Host | Machine, spec: HostSpec, w
     driver, library = mounted_driver(spec)
     if isinstance(host, Host):
         assert (driver, library) == (f"{host.root}{library}", f"/{LIBRARY_DIR}/libcuda.so.{host.version}")
-    shim = ShimFiles("/opt/shim", "/run/limits", "/run/region", Interposition(way))
+    shim = ShimFiles({name: f"/opt/shim/{name}" for name in SHIM_LIBRARIES}, "/run/limits", "/run/region", Interposition(way))
     for uuid, minor, _, _ in host.devices:
         edits = container_spec("grant", [InjectedDevice(uuid, minor)], spec, shim)["devices"][0]["containerEdits"]
         mounts = {mount["containerPath"]: mount["hostPath"] for mount in edits["mounts"]}

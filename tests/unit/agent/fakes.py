@@ -12,7 +12,7 @@ from agent.adapters.container_files import GrantFiles
 from agent.adapters.kubelet_checkpoint import KubeletCheckpointFile
 from agent.adapters.ledger_files import LedgerFiles
 from agent.adapters.node_files import RowFile
-from agent.adapters.shim_store import ARTEFACTS
+from agent.core.cdi import SHIM_LIBRARIES
 from agent.core.cdi_scans import ScanPace
 from agent.core.conflict import Evidence
 from agent.core.health import HealthRules
@@ -268,7 +268,7 @@ class FakeShim:
 
     def installed(self) -> Path:
         self._directory.mkdir(parents=True, exist_ok=True)
-        for name in ARTEFACTS:
+        for name in SHIM_LIBRARIES:
             (self._directory / name).touch()
         return self._directory
 

@@ -22,8 +22,8 @@ from agent.adapters.container_files import GrantFiles
 from agent.adapters.durable import TEMPORARY_SUFFIX, make_directory, remove_tree, write_whole
 from agent.adapters.ledger_files import LedgerFiles
 from agent.adapters.node_files import PageFile, boot_id, load_secret
-from agent.adapters.shim_store import ARTEFACTS, CONTAINERS, ShimStore, install_shim
-from agent.core.cdi import CapabilityNode, file_name
+from agent.adapters.shim_store import CONTAINERS, ShimStore, install_shim
+from agent.core.cdi import SHIM_LIBRARIES, CapabilityNode, file_name
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.node_pages import PRIORITY, TURNS
 from agent.core.region_layout import (
@@ -694,14 +694,14 @@ class TestShimStore:
     def source(self, tmp_path) -> Path:
         directory = tmp_path / "source"
         directory.mkdir()
-        for name in ARTEFACTS:
+        for name in SHIM_LIBRARIES:
             (directory / name).write_bytes(name.encode())
         return directory
 
     def test_the_directory_is_named_by_its_content_and_complete(self, tmp_path, source):
         target = install_shim(source, tmp_path / "store")
         assert (target / "ld.so.preload").read_text() == "/run/aliquot/libaliquot-preload.so\n"
-        assert {path.name for path in target.iterdir()} == {*ARTEFACTS, "ld.so.preload"}
+        assert {path.name for path in target.iterdir()} == {*SHIM_LIBRARIES, "ld.so.preload"}
         assert mode(target) == 0o755
         assert mode(target / "libcuda.so.1") == 0o555
 
@@ -755,9 +755,9 @@ class TestShimStore:
     def test_copies_for_containers_are_no_version(self, tmp_path, source):
         store = ShimStore(source, tmp_path / "store")
         files = GrantFiles(tmp_path / "containers", libraries=tmp_path / "store" / CONTAINERS)
-        copies = files.copy_shim("aaaa", store.installed(), ARTEFACTS)
+        copies = files.copy_shim("aaaa", store.installed(), SHIM_LIBRARIES)
         assert store.sweep(lambda _: set()) == []
-        assert {path.name for path in copies.iterdir()} == set(ARTEFACTS)
+        assert [name for name in SHIM_LIBRARIES if Path(copies[name]).is_file()] == list(SHIM_LIBRARIES)
 
 
 class TestCopiesOfShim:
@@ -767,7 +767,7 @@ class TestCopiesOfShim:
     def version(self, tmp_path) -> Path:
         directory = tmp_path / "version"
         directory.mkdir()
-        for name in ARTEFACTS:
+        for name in SHIM_LIBRARIES:
             (directory / name).write_bytes(name.encode())
         return directory
 
@@ -776,14 +776,13 @@ class TestCopiesOfShim:
         return GrantFiles(tmp_path / "containers", libraries=tmp_path / "libraries")
 
     def test_two_containers_share_no_inode_with_each_other_or_the_version(self, files, version):
-        places = [files.copy_shim(identifier, version, ARTEFACTS) for identifier in ("aaaa", "bbbb")]
-        inodes = {path.stat().st_ino for place in (*places, version) for path in place.iterdir()}
-        assert len(inodes) == 3 * len(ARTEFACTS)
-        assert {mode(path) for place in places for path in place.iterdir()} == {0o555}
-        assert {mode(place) for place in places} == {0o755}
+        copies = [Path(copy) for owner in ("aaaa", "bbbb") for copy in files.copy_shim(owner, version, SHIM_LIBRARIES).values()]
+        assert len({path.stat().st_ino for path in (*copies, *version.iterdir())}) == 3 * len(SHIM_LIBRARIES)
+        assert {mode(path) for path in copies} == {0o555}
+        assert mode(copies[0].parent) == 0o755
 
     def test_copy_is_kept_as_long_as_it_is_the_same(self, files, version):
-        copy = files.copy_shim("aaaa", version, ["libcuda.so.1"]) / "libcuda.so.1"
+        copy = Path(files.copy_shim("aaaa", version, ["libcuda.so.1"])["libcuda.so.1"])
         before = copy.stat().st_ino
         files.copy_shim("aaaa", version, ["libcuda.so.1"])
         assert copy.stat().st_ino == before
@@ -793,7 +792,7 @@ class TestCopiesOfShim:
 
     @pytest.mark.parametrize("how", DAMAGES)
     def test_damaged_copy_is_replaced(self, files, version, how):
-        copy = files.copy_shim("aaaa", version, ["libcuda.so.1"]) / "libcuda.so.1"
+        copy = Path(files.copy_shim("aaaa", version, ["libcuda.so.1"])["libcuda.so.1"])
         damage(copy, how)
         files.copy_shim("aaaa", version, ["libcuda.so.1"])
         assert copy.is_file()
@@ -801,7 +800,7 @@ class TestCopiesOfShim:
         assert copy.read_bytes() == b"libcuda.so.1"
 
     def test_copy_with_a_lease_is_replaced_without_waiting(self, files, version):
-        copy = files.copy_shim("aaaa", version, ["libcuda.so.1"]) / "libcuda.so.1"
+        copy = Path(files.copy_shim("aaaa", version, ["libcuda.so.1"])["libcuda.so.1"])
         if not can_be_leased(copy):
             pytest.skip(REASON)
         before = copy.stat().st_ino
@@ -811,11 +810,19 @@ class TestCopiesOfShim:
             assert copy.stat().st_ino != before
 
     def test_copies_go_with_their_grant(self, files, version, tmp_path):
-        files.copy_shim("aaaa", version, ARTEFACTS)
+        files.copy_shim("aaaa", version, SHIM_LIBRARIES)
         assert files.ids() == ["aaaa"], "known as a stray even without other files"
         files.remove("aaaa")
         assert files.ids() == []
-        assert not (tmp_path / "libraries/aaaa").exists()
+        assert list((tmp_path / "libraries").iterdir()) == []
+
+    def test_files_of_others_and_parts_of_crashed_agent_are_no_copies(self, files, version, tmp_path):
+        (tmp_path / "libraries").mkdir()
+        for name in ("aaaa", "aaaa.notes", f".bbbb.libcuda.so.1.1.1{TEMPORARY_SUFFIX}", "libcuda.so.1"):
+            (tmp_path / "libraries" / name).write_bytes(b"part")
+        assert files.ids() == []
+        assert GrantFiles(tmp_path / "containers", libraries=tmp_path / "libraries").ids() == []
+        assert sorted(path.name for path in (tmp_path / "libraries").iterdir()) == ["aaaa", "aaaa.notes", "libcuda.so.1"]
 
     def test_missing_version_is_named(self, files, tmp_path):
         with pytest.raises(StorageError, match=r"gone/libcuda.so.1: it is not there"):

@@ -16,8 +16,8 @@ from agent.adapters.mig_files import MigRecordFiles
 from agent.adapters.mps_files import MpsDaemonFiles
 from agent.adapters.node_files import PageFile, RowFile, load_secret
 from agent.adapters.regular_files import read_regular
-from agent.adapters.shim_store import ARTEFACTS, install_shim
-from agent.core.cdi import file_name
+from agent.adapters.shim_store import install_shim
+from agent.core.cdi import SHIM_LIBRARIES, file_name
 from agent.core.health import HealthTable
 from agent.core.injection import VERSION_ROWS, NodeVersions
 from agent.core.limits import FailPolicy, limits_of
@@ -43,14 +43,14 @@ class Reader:
 def install(base: Path) -> object:
     source = base / "source"
     source.mkdir(exist_ok=True)
-    for name in ARTEFACTS:
+    for name in SHIM_LIBRARIES:
         (source / name).write_bytes(name.encode())
     return install_shim(source, base / "shim")
 
 
 def installed_file(base: Path) -> Path:
     (directory,) = [one for one in (base / "shim").iterdir() if len(one.name) == 64]
-    return directory / ARTEFACTS[0]
+    return directory / SHIM_LIBRARIES[0]
 
 
 def prepare(base: Path) -> None:
@@ -136,7 +136,7 @@ def test_damaged_file_of_the_shim_is_installed_again(tmp_path, how):
     install(tmp_path)
     damage(installed_file(tmp_path), how)
     assert install(tmp_path) == installed_file(tmp_path).parent
-    assert installed_file(tmp_path).read_bytes() == ARTEFACTS[0].encode()
+    assert installed_file(tmp_path).read_bytes() == SHIM_LIBRARIES[0].encode()
 
 
 @pytest.mark.timeout(10)
@@ -145,15 +145,15 @@ def test_whatever_is_in_place_of_the_shims_directory_is_set_aside(tmp_path, how)
     install(tmp_path)
     damage(installed_file(tmp_path).parent, how)
     install(tmp_path)
-    assert installed_file(tmp_path).read_bytes() == ARTEFACTS[0].encode()
+    assert installed_file(tmp_path).read_bytes() == SHIM_LIBRARIES[0].encode()
 
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("how", ["pipe", "directory", "missing"])
 def test_unreadable_source_of_the_shim_is_named(tmp_path, how):
     install(tmp_path)
-    damage(tmp_path / "source" / ARTEFACTS[0], how)
-    with pytest.raises(ShimError, match=f"{ARTEFACTS[0]}.*build it with make"):
+    damage(tmp_path / "source" / SHIM_LIBRARIES[0], how)
+    with pytest.raises(ShimError, match=f"{SHIM_LIBRARIES[0]}.*build it with make"):
         install_shim(tmp_path / "source", tmp_path / "other")
 
 

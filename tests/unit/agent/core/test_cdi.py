@@ -2,6 +2,7 @@
 import pytest
 
 from agent.core.cdi import (
+    SHIM_LIBRARIES,
     CapabilityNode,
     HostSpec,
     HostSpecError,
@@ -64,8 +65,9 @@ def host_of_instance(*paths: str) -> HostSpec:
 
 
 HOST = parse_host_spec(host_document(), "/etc/cdi/nvidia.yaml")
-SHIM = ShimFiles("/state/shim/abc", "/run/aliquot/containers/x/limits", "/run/aliquot/containers/x/region", Interposition.FRONT)
-PRELOAD = ShimFiles("/state/shim/abc", "/run/containers/1/limits", "/run/containers/1/region", Interposition.PRELOAD)
+COPIES = {name: f"/state/shim/abc/{name}" for name in SHIM_LIBRARIES}
+SHIM = ShimFiles(COPIES, "/run/aliquot/containers/x/limits", "/run/aliquot/containers/x/region", Interposition.FRONT)
+PRELOAD = ShimFiles(COPIES, "/run/containers/1/limits", "/run/containers/1/region", Interposition.PRELOAD)
 
 
 def edits_of(*args, **kwargs) -> dict:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from agent.adapters.cdi_files import CdiDirectory
 from agent.adapters.container_files import GrantFiles
-from agent.adapters.shim_store import ARTEFACTS, ShimStore, install_shim
-from agent.core.cdi import PRELOAD_ARTEFACT
+from agent.adapters.shim_store import ShimStore, install_shim
+from agent.core.cdi import PRELOAD_ARTEFACT, SHIM_LIBRARIES
 from agent.errors import ShimError
 from agent.services import shim_controller
 from agent.services.shim_controller import ShimController
@@ -53,12 +53,12 @@ async def test_versions_that_containers_use_by_spec_or_by_link_stay(tmp_path, mo
     (tmp_path / "source").mkdir()
     versions = []
     for number in range(4):
-        for artefact in ARTEFACTS:
+        for artefact in SHIM_LIBRARIES:
             (tmp_path / "source" / artefact).write_bytes(b"%d" % number)
         versions.append(install_shim(tmp_path / "source", tmp_path / "store"))
     cdi.write("aaaa", {"hostPath": f"{versions[1]}/libcuda.so.1"})
     (tmp_path / "containers/bbbb").mkdir()
-    files.link_shim("bbbb", versions[2])
+    files.link_shim("bbbb", str(versions[2] / PRELOAD_ARTEFACT))
     (tmp_path / "containers/cccc" / PRELOAD_ARTEFACT).mkdir(parents=True)  # as a runtime makes it of a mount source that is not there
     running = asyncio.ensure_future(ShimController(ShimStore(tmp_path / "source", tmp_path / "store"), cdi, files).run())
     await until(lambda: not versions[0].exists())

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.adapters.file_cache import SETTLED_NS, FileCache
+from aliquot.file_cache import SETTLED_NS, FileCache
 
 
 class Reader:
@@ -21,7 +21,7 @@ class Reader:
 @pytest.fixture
 def reader(monkeypatch):
     """A reader that treats every file as old, so that only the signature decides."""
-    monkeypatch.setattr("agent.adapters.file_cache.SETTLED_NS", -SETTLED_NS)
+    monkeypatch.setattr("aliquot.file_cache.SETTLED_NS", -SETTLED_NS)
     return Reader()
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cache of decoded files: a file is read again only after it changed.
 
-The agent checks the files of every container in each period; with this cache a check costs one stat per file.
+The agent checks the files of every container in each period, and sends its token with each request; with this cache a look costs one stat.
 """
 
 import os
