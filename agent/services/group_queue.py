@@ -16,12 +16,11 @@ class _Entry(Generic[Item, Result]):
     def __init__(self, key: Hashable, item: Item) -> None:
         self.key = key
         self.item = item
-        self.outcome: list[Result | BaseException] = []
-        """Empty until the item was carried out."""
+        self.outcome: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
 
 
 class GroupQueue(Generic[Item, Result]):
-    """The first caller that gets the lock carries out its item and those that wait behind it."""
+    """Carries out what waits, a group at a time. Others that wait for the lock get it between two groups."""
 
     def __init__(
         self, lock: asyncio.Lock, carry_out: Callable[[Sequence[Item]], Awaitable[Sequence[Result | Exception]]], most: int
@@ -34,40 +33,57 @@ class GroupQueue(Generic[Item, Result]):
         self._carry_out = carry_out
         self._most = most
         self._waiting: list[_Entry[Item, Result]] = []
+        self._worker: asyncio.Task[None] | None = None
 
     async def add(self, key: Hashable, item: Item) -> Result:
         """Carry out an item, alone or with others; return its result, or raise its error."""
         entry = _Entry[Item, Result](key, item)
         self._waiting.append(entry)
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._work())
+        return await entry.outcome
+
+    async def _work(self) -> None:
+        # One task for all groups: it starts the next group before the callers of this one go on, so nothing stands idle meanwhile.
         try:
-            async with self._lock:
-                if not entry.outcome:
-                    await self._lead(self._group())
+            while self._waiting:
+                async with self._lock:
+                    if group := self._group():
+                        await self._lead(group)
         finally:
-            if entry in self._waiting:  # cancelled before its turn
-                self._waiting.remove(entry)
-        (outcome,) = entry.outcome
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
+            self._worker = None
 
     def _group(self) -> Sequence[_Entry[Item, Result]]:
-        """Take the first waiting entries, one of each key. asyncio's lock is fair, so the caller's own is among them."""
+        """Take the first waiting entries, one of each key, without those whose caller was cancelled."""
         group: dict[Hashable, _Entry[Item, Result]] = {}
+        left = []
         for entry in self._waiting:
-            if len(group) < self._most:
-                group.setdefault(entry.key, entry)
-        taken = list(group.values())
-        self._waiting = [entry for entry in self._waiting if entry not in taken]
-        return taken
+            if entry.outcome.done():
+                continue
+            if len(group) < self._most and entry.key not in group:
+                group[entry.key] = entry
+            else:
+                left.append(entry)
+        self._waiting = left
+        return list(group.values())
 
     async def _lead(self, group: Sequence[_Entry[Item, Result]]) -> None:
-        outcomes: Sequence[Result | BaseException] = ()
+        outcomes: Sequence[Result | BaseException]
         try:
             outcomes = await self._carry_out([entry.item for entry in group])
-        except BaseException as exc:
+        except Exception as exc:  # noqa: BLE001 - raised where the items are awaited
             outcomes = [exc] * len(group)
+        except BaseException as exc:  # the process ends: nobody waits for this group any more
+            _settle(group, [exc] * len(group))
             raise
-        finally:
-            for entry, outcome in zip(group, outcomes, strict=True):
-                entry.outcome.append(outcome)
+        _settle(group, outcomes)
+
+
+def _settle(group: Sequence[_Entry[Item, Result]], outcomes: Sequence[Result | BaseException]) -> None:
+    for entry, outcome in zip(group, outcomes, strict=True):
+        if entry.outcome.done():  # its caller was cancelled
+            continue
+        if isinstance(outcome, BaseException):
+            entry.outcome.set_exception(outcome)
+        else:
+            entry.outcome.set_result(outcome)

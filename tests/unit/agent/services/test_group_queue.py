@@ -67,3 +67,71 @@ async def test_cancelled_item_is_not_carried_out(recorder):
         await until(first.done)
     assert await second == "B"
     assert recorder.groups == [["b"]]
+
+
+async def test_next_group_begins_before_callers_of_the_last_go_on(recorder):
+    lock = asyncio.Lock()
+    queue = GroupQueue(lock, recorder.carry_out, 2)
+    begun_groups = []
+
+    async def add(item: str) -> None:
+        await queue.add(item, item)
+        begun_groups.append(len(recorder.groups))
+
+    async with lock:
+        tasks = [asyncio.ensure_future(add(item)) for item in "abcd"]
+        await until(lambda: len(queue._waiting) == 4)
+    await asyncio.gather(*tasks)
+    assert begun_groups == [2, 2, 2, 2]
+
+
+async def test_another_change_comes_between_two_groups(recorder):
+    lock = asyncio.Lock()
+    queue = GroupQueue(lock, recorder.carry_out, 1)
+    seen_groups = []
+
+    async def change() -> None:
+        async with lock:
+            seen_groups.append(len(recorder.groups))
+
+    async with lock:
+        tasks = [asyncio.ensure_future(queue.add(item, item)) for item in "ab"]
+        await until(lambda: len(queue._waiting) == 2)
+        other = asyncio.ensure_future(change())
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks, other)
+    assert seen_groups == [1]
+
+
+async def test_caller_that_is_cancelled_during_its_group_harms_no_other():
+    groups, may_end = [], asyncio.Event()
+
+    async def carry_out(items):
+        groups.append(list(items))
+        await may_end.wait()
+        return [item.upper() for item in items]
+
+    queue = GroupQueue(asyncio.Lock(), carry_out, 2)
+    tasks = [asyncio.ensure_future(queue.add(item, item)) for item in "abc"]
+    await until(lambda: groups)
+    tasks[0].cancel()
+    await until(tasks[0].done)
+    may_end.set()
+    assert (await tasks[1], await tasks[2]) == ("B", "C")
+    assert tasks[0].cancelled()
+    assert groups == [["a", "b"], ["c"]]
+
+
+class Killed(BaseException):
+    """Ends a process."""
+
+
+async def test_callers_of_group_that_ends_the_process_do_not_wait():
+    async def carry_out(items):
+        raise Killed
+
+    queue = GroupQueue(asyncio.Lock(), carry_out, 2)
+    outcomes = await asyncio.gather(queue.add("a", "a"), queue.add("b", "b"), return_exceptions=True)
+    assert [type(one) for one in outcomes] == [Killed, Killed]
+    with pytest.raises(Killed):
+        await queue.add("c", "c")
