@@ -19,8 +19,6 @@ from tests.e2e.test_without_dra import restart
 
 FLAGS = ("--emulated-version=1.34", "--feature-gates=DRAConsumableCapacity=true")
 
-pytestmark = pytest.mark.soak
-
 
 @pytest.fixture(scope="module", autouse=True)
 def as_134(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[None]:
