@@ -85,7 +85,6 @@ class GrantFiles:
 
     def copy_shim(self, grant_id: str, version: Path, names: Iterable[str]) -> Mapping[str, str]:
         """See ``ports.ContainerFiles``."""
-        make_directory(self._libraries, 0o755)
         copies = {name: f"{self._libraries}/{grant_id}.{name}" for name in names}
         for name, copy in copies.items():
             try:
@@ -93,8 +92,17 @@ class GrantFiles:
             except FileNotFoundError:
                 raise StorageError(f"copying {version}/{name}: it is not there") from None
             if not _is_copy(copy, content):
-                write_over(copy, content, mode=0o555)
+                self._write_copy(copy, content)
         return copies
+
+    def _write_copy(self, copy: str, content: bytes) -> None:
+        try:
+            write_over(copy, content, mode=0o555)
+        except StorageError as exc:
+            if not isinstance(exc.__cause__, FileNotFoundError):
+                raise
+            make_directory(self._libraries, 0o755)
+            write_over(copy, content, mode=0o555)
 
     def link_shim(self, grant_id: str, copy: str) -> None:
         """See ``ports.ContainerFiles``."""

@@ -13,6 +13,7 @@ from agent.core.slices import API_VERSION, FoundSlice
 from agent.ports.dra import SliceListener
 from aliquot import contract
 from aliquot.kube.errors import KubeNotFoundError, decode_reply
+from aliquot.kube.http_reads import HttpReads
 from aliquot.kube.requests import namespaced, object_path, with_options
 from aliquot.kube.urllib3_transport import KEEPALIVE, KubeConnection
 from aliquot.kube.watch import Changed, Deleted, Event, Listed, ListWatch
@@ -41,12 +42,13 @@ class _Slice(msgspec.Struct):
 class ResourceApiClient:
     """Implements ``ports.ResourceApi``."""
 
-    def __init__(self, connection: KubeConnection) -> None:
+    def __init__(self, connection: KubeConnection, reads: HttpReads) -> None:
         self._connection = connection
+        self._reads = reads
 
     def read_claim(self, namespace: str, name: str) -> bytes:
         """See ``ports.ResourceApi``."""
-        return self._connection.request("GET", _claim_path(namespace, name))
+        return self._reads.get(_claim_path(namespace, name))
 
     def report_devices(self, namespace: str, name: str, uid: str, devices: Sequence[Mapping[str, Any]]) -> None:
         """See ``ports.ResourceApi``."""

@@ -2,6 +2,7 @@
 """The files of a grant: ledger row, limits, usage region and CDI spec."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -139,6 +140,10 @@ class CdiFiles(Protocol):
 
     def host_spec(self, wanted: Collection[str] = ()) -> HostSpec | None:
         """Return the host's NVIDIA spec, with these devices if possible; None when the host has no such spec."""
+        ...
+
+    def one_look(self) -> AbstractContextManager[None]:
+        """Look for the host's spec at most once inside, however often it is asked for. One thread asks."""
         ...
 
     def has_host_spec(self) -> bool:

@@ -124,6 +124,8 @@ class DriverFront(DRAPluginServicer, HealthStreams):
 
     async def _in_place(self) -> DRAPluginServicer | None:
         """Return the driver once it is there; None if that takes too long."""
+        if self._opened.is_set():
+            return self._driver
         try:
             async with asyncio.timeout(HOLD_SECONDS):
                 await self._opened.wait()

@@ -388,7 +388,8 @@ class GrantManager:
 
     def _write_specs(self, specs: Mapping[str, Callable[[], Spec]]) -> dict[str, _Written | Exception]:
         """Write specs as far as the runtime has forgotten earlier ones of their names."""
-        outcomes = {identifier: _attempt(partial(self._write_spec, identifier, spec)) for identifier, spec in specs.items()}
+        with self._cdi.one_look():
+            outcomes = {identifier: _attempt(partial(self._write_spec, identifier, spec)) for identifier, spec in specs.items()}
         changed = [identifier for identifier, one in outcomes.items() if isinstance(one, _Written) and one.changed]
         spec_bytes = _attempt(self._cdi.total_bytes) if changed else 0
         for identifier in changed:

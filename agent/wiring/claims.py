@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from agent.adapters.kube_api import kube_connection
+from agent.adapters.kube_api import COMPONENT, kube_connection
 from agent.adapters.resource_api import ResourceApiClient, ResourceSliceWatcher
 from agent.core.backends import MigStrategy
 from agent.core.ledger import ids_trouble
@@ -20,9 +20,7 @@ from agent.settings import LostGpuPolicy, Settings
 from agent.wiring.driver import Driver
 from agent.wiring.grants import Grants
 from agent.wiring.setup import Setup
-
-CONNECTIONS = 16
-"""Kept open to the API server: a pod needs one read before its containers start, and many pods start at once."""
+from aliquot.kube.http_reads import HttpReads
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ def build_claims(setup: Setup, driver: Driver, grants: Grants, front: DriverFron
     settings, state, node_name = setup.settings, driver.state, setup.node_name
     if front is None:
         return None
-    api = ResourceApiClient(kube_connection(setup.api_server, maxsize=CONNECTIONS))
+    api = ResourceApiClient(kube_connection(setup.api_server), HttpReads(setup.api_server, COMPONENT))
     requests = ClaimRequests(api)
     manager = ClaimManager(
         ClaimOptions(grants.secret, setup.boot_id, node_name, settings.shares_per_gpu, settings.dra_admin_access),

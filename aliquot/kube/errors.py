@@ -8,7 +8,7 @@
     ├── KubeExpiredError          410: the server has dropped the version that a watch or page continues from: list again
     └── KubeBehindError           504: the server's cache has not reached the version that a list requires
 
-401 may pass because kubelet rotates the token, which is read for every request.
+401 may pass because kubelet rotates the token: the next request has the new one.
 """
 
 from http import HTTPStatus

@@ -5,6 +5,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -628,6 +629,18 @@ class TestCdiDirectory:
         path.write_text(YAML_SPEC.replace("GPU-0", "GPU-00"))
         assert list(cdi.host_spec().devices) == ["GPU-00"]
 
+    def test_one_look_serves_all_that_is_asked_inside_and_failed_look_is_repeated(self, tmp_path):
+        cdi, path = self.make(tmp_path), tmp_path / "static/nvidia.yaml"
+        path.write_text('{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":7}')
+        with cdi.one_look():
+            with pytest.raises(StorageError):
+                cdi.host_spec()
+            path.write_text(YAML_SPEC)
+            assert list(cdi.host_spec().devices) == ["GPU-0"]
+            path.write_text(YAML_SPEC.replace("GPU-0", "GPU-00"))
+            assert list(cdi.host_spec(["GPU-00"]).devices) == ["GPU-0"]
+        assert list(cdi.host_spec().devices) == ["GPU-00"]
+
     def test_dynamic_directory_and_general_kind_take_precedence(self, tmp_path):
         cdi = self.make(tmp_path)
         (tmp_path / "dynamic/k8s.device-plugin.nvidia.com-gpu.json").write_text(
@@ -823,6 +836,12 @@ class TestCopiesOfShim:
         assert files.ids() == []
         assert GrantFiles(tmp_path / "containers", libraries=tmp_path / "libraries").ids() == []
         assert sorted(path.name for path in (tmp_path / "libraries").iterdir()) == ["aaaa", "aaaa.notes", "libcuda.so.1"]
+
+    def test_directory_that_was_removed_is_made_again(self, files, version, tmp_path):
+        files.copy_shim("aaaa", version, SHIM_LIBRARIES)
+        shutil.rmtree(tmp_path / "libraries")
+        files.copy_shim("bbbb", version, SHIM_LIBRARIES)
+        assert files.ids() == ["bbbb"]
 
     def test_missing_version_is_named(self, files, tmp_path):
         with pytest.raises(StorageError, match=r"gone/libcuda.so.1: it is not there"):
