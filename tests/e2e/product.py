@@ -51,7 +51,7 @@ configMapGenerator:
 """
 DOCKERFILE = ROOT / "deploy/daemonset/Dockerfile"
 BUILD_OPTIONS = Options(folder=BUILD / "layers")
-INSTALL_SECONDS = 90
+INSTALL_SECONDS = 180
 SIMULATED_DRIVER = "/opt/aliquot-simulated"
 """In the agent's image: programs and libraries of the simulated driver."""
 

@@ -629,7 +629,7 @@ class TestCdiDirectory:
         path.write_text(YAML_SPEC.replace("GPU-0", "GPU-00"))
         assert list(cdi.host_spec().devices) == ["GPU-00"]
 
-    def test_one_look_serves_all_that_is_asked_inside_and_failed_look_is_repeated(self, tmp_path):
+    def test_one_look_serves_all_inside_and_failed_look_is_repeated(self, tmp_path):
         cdi, path = self.make(tmp_path), tmp_path / "static/nvidia.yaml"
         path.write_text('{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":7}')
         with cdi.one_look():

@@ -113,7 +113,7 @@ def test_refused_read_is_an_error_by_status_and_keeps_the_connection(server, pat
     assert len(server.opened) == 1
 
 
-def test_server_that_does_not_answer_is_an_error_in_time_and_the_next_read_succeeds(server):
+def test_silent_server_is_an_error_in_time_and_next_read_succeeds(server):
     reads = HttpReads(ApiServer(server.url, None, None), "some-agent", seconds=0.2)
     with pytest.raises(KubeApiError, match=r"GET http://.*/silent: timed out"):
         reads.get("/silent")
