@@ -9,7 +9,7 @@ the owner of the files. It is written after them, and also restores a ledger row
 
 Each container has its own copy of the shim's libraries too, so that a lease of its root on them delays no other container. The copies are
 below ``stateDir``, because /run is often mounted ``noexec``: ``<grant id>.<library>``, all in one directory. A directory for each container
-would make a copy ten times as slow on ext4, which starts another group of blocks for each new directory.
+would make copies slower: ext4 puts each new directory into another group of blocks.
 """
 
 import errno

@@ -54,7 +54,7 @@ class GroupQueue(Generic[Item, Result]):
             self._worker = None
 
     def _group(self) -> Sequence[_Entry[Item, Result]]:
-        """Take the first waiting entries, one of each key, without those whose caller was cancelled."""
+        """Take the first waiting entries, at most one per key. Drop those of cancelled callers."""
         group: dict[Hashable, _Entry[Item, Result]] = {}
         left = []
         for entry in self._waiting:
@@ -73,7 +73,7 @@ class GroupQueue(Generic[Item, Result]):
             outcomes = await self._carry_out([entry.item for entry in group])
         except Exception as exc:  # noqa: BLE001 - raised where the items are awaited
             outcomes = [exc] * len(group)
-        except BaseException as exc:  # the process ends: nobody waits for this group any more
+        except BaseException as exc:  # the process is ending: let the callers end, too
             _settle(group, [exc] * len(group))
             raise
         _settle(group, outcomes)
