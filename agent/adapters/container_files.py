@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that a container shares with the agent: ``<runtimeDir>/containers/<grant id>/`` with ``limits``, ``region``, ``ld.so.preload``
-and a copy of the grant. The loader opens ``ld.so.preload`` for every program, so each container has its own.
+"""The files that a container shares with the agent: ``<runtimeDir>/containers/<grant id>/`` with ``limits``, ``region``, a copy of the
+grant and, where the shim is preloaded, ``ld.so.preload``. The loader opens that one for every program, so each container has its own.
 
 The container writes ``region``, so it is untrusted. The agent reads it with pread and never maps it, because a tenant may truncate it.
 ``core.region_layout`` checks its content, and ``core.slow_regions`` bounds the cost of its locks. A starting container gets new files,
@@ -26,6 +26,7 @@ from pathlib import Path
 
 from agent.adapters.durable import list_directory, make_directory, names_in, remove_anything, remove_temporaries, write_over
 from agent.adapters.regular_files import FLAGS, LIBRARY_BYTES_MAX, read_regular
+from agent.adapters.spare_copies import COPY_MODE, SpareCopies
 from agent.core import region_layout
 from agent.core.cdi import PRELOAD_ARTEFACT, PRELOAD_LIST, PRELOAD_LIST_ARTEFACT, SHIM_LIBRARIES
 from agent.core.ledger import GRANT_ROWS, Grant
@@ -50,6 +51,7 @@ class GrantFiles:
         self._directory = make_directory(directory, 0o700)
         self._libraries = libraries or directory.with_name(f"{directory.name}-libraries")
         remove_temporaries(self._libraries)
+        self._spares = SpareCopies(self._libraries)
         self._monotonic = monotonic
         self._rests: dict[str, tuple[int, Rest]] = {}
         """By grant id: regions with a slow last reading, with their inodes. A later container has a region with another inode."""
@@ -61,13 +63,12 @@ class GrantFiles:
         directory = make_directory(self._directory / grant.grant_id, 0o700)
         before = _copy_in(directory)
         own = before is not None and before.owner_uid == grant.owner_uid
+        if before is not None and not own:
+            self._remove_shim(grant.grant_id)  # a process of that container may still hold them open, and take a lease later
         if own and self._may_be_mapped(grant.grant_id):
             _update_mapped_limits(directory / "limits", limits, grant)
         else:
             self._write_unmapped(grant.grant_id, limits, kept=own and mounted)
-        preload_list = f"{directory}/{PRELOAD_LIST_ARTEFACT}"
-        if not (own and _is_file(preload_list)):
-            write_over(preload_list, PRELOAD_LIST, mode=0o444)
         write_over(f"{directory}/{_GRANT_COPY}", GRANT_ROWS.encode(grant), mode=0o600)
 
     def _write_unmapped(self, grant_id: str, limits: Limits, *, kept: bool) -> None:
@@ -91,18 +92,29 @@ class GrantFiles:
                 content = self._installed.read(f"{version}/{name}")
             except FileNotFoundError:
                 raise StorageError(f"copying {version}/{name}: it is not there") from None
-            if not _is_copy(copy, content):
+            if not _is_copy(copy, content) and not self._spares.take(name, content, copy):
                 self._write_copy(copy, content)
+        if PRELOAD_ARTEFACT in copies:
+            self._write_preload_list(grant_id)
         return copies
+
+    def add_spare(self) -> bool:
+        """See ``ports.ContainerFiles``."""
+        return self._spares.add()
 
     def _write_copy(self, copy: str, content: bytes) -> None:
         try:
-            write_over(copy, content, mode=0o555)
+            write_over(copy, content, mode=COPY_MODE)
         except StorageError as exc:
             if not isinstance(exc.__cause__, FileNotFoundError):
                 raise
             make_directory(self._libraries, 0o755)
-            write_over(copy, content, mode=0o555)
+            write_over(copy, content, mode=COPY_MODE)
+
+    def _write_preload_list(self, grant_id: str) -> None:
+        path = f"{make_directory(self._directory / grant_id, 0o700)}/{PRELOAD_LIST_ARTEFACT}"
+        if not _is_copy(path, PRELOAD_LIST):
+            write_over(path, PRELOAD_LIST, mode=0o444)
 
     def link_shim(self, grant_id: str, copy: str) -> None:
         """See ``ports.ContainerFiles``."""
@@ -224,8 +236,7 @@ class GrantFiles:
 
     def remove(self, grant_id: str) -> None:
         """See ``ports.ContainerFiles``."""
-        for name in SHIM_LIBRARIES:
-            remove_anything(f"{self._libraries}/{grant_id}.{name}")
+        self._remove_shim(grant_id)
         directory = self._directory / grant_id
         self._limits.forget(str(directory / "limits"))
         self._rests.pop(grant_id, None)
@@ -238,6 +249,12 @@ class GrantFiles:
             return
         except OSError as exc:
             raise StorageError(f"removing {directory}: {exc.strerror}") from exc
+
+    def _remove_shim(self, grant_id: str) -> None:
+        """Remove what the loader opens in a container."""
+        remove_anything(f"{self._directory}/{grant_id}/{PRELOAD_LIST_ARTEFACT}")
+        for name in SHIM_LIBRARIES:
+            remove_anything(f"{self._libraries}/{grant_id}.{name}")
 
     def _may_be_mapped(self, grant_id: str) -> bool:
         """Whether a process may have a container's files mapped: one holds a slot, or the region must not be read now."""

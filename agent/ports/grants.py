@@ -75,7 +75,14 @@ class ContainerFiles(Protocol):
         ...
 
     def copy_shim(self, grant_id: str, version: Path, names: Iterable[str]) -> Mapping[str, str]:
-        """Copy libraries of a shim's version for one container, unless they are copied; return the paths of the copies, by name."""
+        """Copy libraries of a shim's version for one container, unless they are copied; return the paths of the copies, by name.
+
+        With the preload library, also write the list that names it.
+        """
+        ...
+
+    def add_spare(self) -> bool:
+        """Make one copy of a library ahead, for a container that starts later; return False when there are enough."""
         ...
 
     def link_shim(self, grant_id: str, copy: str) -> None:

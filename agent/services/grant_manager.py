@@ -275,6 +275,11 @@ class GrantManager:
                 swept.append(identifier)
         return swept
 
+    @property
+    def settled(self) -> bool:
+        """Whether no change of a grant's files is in progress."""
+        return not self._unsettled
+
     async def on_disk(self, work: Callable[[], T]) -> T:
         """Run file work in the thread for files."""
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)

@@ -20,6 +20,7 @@ from agent.services.grant_manager import GrantManager
 from agent.services.page_reconciler import PageReconciler
 from agent.services.region_reconciler import RegionReconciler
 from agent.services.shim_controller import ShimController
+from agent.services.spare_copies import SpareMaker
 from agent.wiring.setup import Setup
 
 
@@ -38,6 +39,7 @@ class Storage:
     changes: DirectoryWatch
     """Reports changes of the files that the reconciler compares."""
     shims: ShimController
+    spares: SpareMaker
     pages: PageReconciler
     regions: RegionReconciler
     holder: FileHolder
@@ -67,6 +69,7 @@ def build_storage(setup: Setup) -> Storage:
         turns_page=str(turns_path) if turns_path is not None else None,
         changes=DirectoryWatch([Path(settings.cdi_dir), state / "ledger"], nested=runtime / "containers"),
         shims=ShimController(shim, cdi, files),
+        spares=SpareMaker(manager, files),
         pages=PageReconciler(present, settings.reconcile_seconds),
         regions=RegionReconciler(settings.reconcile_seconds, manager=manager, files=files),
         holder=FileHolder(held, lambda: dict.fromkeys((page.path for page in present), True), settings.reconcile_seconds),

@@ -5,7 +5,8 @@
 
 A stand-in node with eight simulated H200 and a real agent process. Calls go over the agent's Unix socket, as kubelet's do: each reads a
 claim from the API, writes ledger row, limits, region and CDI spec, and waits until a container runtime can see the spec. Each round has
-claims of its own, which are released at its end. Ends with 1 when a figure misses its target.
+claims of its own, which are released at its end; one of several claims begins when the agent is idle. Ends with 1 when a figure misses
+its target.
 """
 
 import argparse
@@ -35,6 +36,9 @@ AT_ONCE = (1, 16, 110)
 TARGETS_SECONDS = {1: 0.050, 110: 0.250}
 """99th percentile of a call, by the number of calls at once."""
 CLAIM_MIB = 1024
+IDLE_SECONDS = 0.5
+IDLE_PART = 0.1
+"""An agent is idle when it used less than this part of one core for ``IDLE_SECONDS``."""
 SHIM = built(f"lib/shim/{contract.CUDA_SONAME}").parent
 IN_MEMORY = ("run", "run-cdi")
 """What is below ``/run`` on a node, which is in memory. The ledger is on a disk."""
@@ -73,6 +77,8 @@ async def measure_rounds(node: Node, channel: grpc.aio.Channel, at_once: int, co
     while len(seconds) < count:
         first = len(seconds)
         claims = [allocate(node, f"claim-{at_once}-{first + number}", f"gpu-{number % GPUS}", CLAIM_MIB) for number in range(at_once)]
+        if at_once > 1:
+            await idle(node)
         begun, cpu_before = time.monotonic(), cpu_seconds(node.agent.pid)
         seconds += await asyncio.gather(*(prepare(channel, claim) for claim in claims))
         busy_seconds += time.monotonic() - begun
@@ -86,6 +92,15 @@ async def measure_rounds(node: Node, channel: grpc.aio.Channel, at_once: int, co
         Figure(f"{name}, claims a second", len(seconds) / busy_seconds, "1/s"),
         Figure(f"{name}, CPU of the agent for each claim", cpu / len(seconds) * 1e3, "ms"),
     ]
+
+
+async def idle(node: Node) -> None:
+    """Wait until the agent has done what the last round left it to do: status of claims, checks of files."""
+    used = IDLE_SECONDS
+    while used > IDLE_PART * IDLE_SECONDS:
+        before = cpu_seconds(node.agent.pid)
+        await asyncio.sleep(IDLE_SECONDS)
+        used = cpu_seconds(node.agent.pid) - before
 
 
 async def prepare(channel: grpc.aio.Channel, claim: dra_pb2.Claim) -> float:

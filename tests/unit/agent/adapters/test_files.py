@@ -24,6 +24,7 @@ from agent.adapters.durable import TEMPORARY_SUFFIX, make_directory, remove_tree
 from agent.adapters.ledger_files import LedgerFiles
 from agent.adapters.node_files import PageFile, boot_id, load_secret
 from agent.adapters.shim_store import CONTAINERS, ShimStore, install_shim
+from agent.adapters.spare_copies import MOST
 from agent.core.cdi import SHIM_LIBRARIES, CapabilityNode, file_name
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.node_pages import PRIORITY, TURNS
@@ -829,6 +830,16 @@ class TestCopiesOfShim:
         assert files.ids() == []
         assert list((tmp_path / "libraries").iterdir()) == []
 
+    def test_next_container_gets_copies_that_the_last_one_never_had(self, files, version, tmp_path):
+        files.prepare(ONE, limits_of(ONE, FailPolicy.CLOSED))
+        copy = Path(files.copy_shim(ONE.grant_id, version, ["libcuda.so.1"])["libcuda.so.1"])
+        with copy.open() as held:  # open, so that its inode is not used again
+            other = grant(ids("0:0"), share(0, 100), of=pod("b"))
+            assert other.grant_id == ONE.grant_id
+            files.prepare(other, limits_of(other, FailPolicy.CLOSED))
+            files.copy_shim(other.grant_id, version, ["libcuda.so.1"])
+            assert copy.stat().st_ino != os.fstat(held.fileno()).st_ino
+
     def test_files_of_others_and_parts_of_crashed_agent_are_no_copies(self, files, version, tmp_path):
         (tmp_path / "libraries").mkdir()
         for name in ("aaaa", "aaaa.notes", f".bbbb.libcuda.so.1.1.1{TEMPORARY_SUFFIX}", "libcuda.so.1"):
@@ -838,14 +849,93 @@ class TestCopiesOfShim:
         assert sorted(path.name for path in (tmp_path / "libraries").iterdir()) == ["aaaa", "aaaa.notes", "libcuda.so.1"]
 
     def test_directory_that_was_removed_is_made_again(self, files, version, tmp_path):
-        files.copy_shim("aaaa", version, SHIM_LIBRARIES)
+        files.copy_shim("aaaa", version, ["libcuda.so.1"])
         shutil.rmtree(tmp_path / "libraries")
-        files.copy_shim("bbbb", version, SHIM_LIBRARIES)
+        files.copy_shim("bbbb", version, ["libcuda.so.1"])
         assert files.ids() == ["bbbb"]
 
     def test_missing_version_is_named(self, files, tmp_path):
         with pytest.raises(StorageError, match=r"gone/libcuda.so.1: it is not there"):
             files.copy_shim("aaaa", tmp_path / "gone", ["libcuda.so.1"])
+
+
+class TestSpareCopies:
+    """Copies of the shim that no container has yet."""
+
+    LIBRARY = "libcuda.so.1"
+
+    @pytest.fixture
+    def version(self, tmp_path) -> Path:
+        directory = tmp_path / "version"
+        directory.mkdir()
+        (directory / self.LIBRARY).write_bytes(b"first")
+        return directory
+
+    @pytest.fixture
+    def files(self, tmp_path) -> GrantFiles:
+        return GrantFiles(tmp_path / "containers", libraries=tmp_path / "libraries")
+
+    def spares(self, tmp_path) -> list[Path]:
+        return [path for path in (tmp_path / "libraries").iterdir() if path.name.endswith(TEMPORARY_SUFFIX)]
+
+    def copy(self, files, version, owner="aaaa") -> Path:
+        return Path(files.copy_shim(owner, version, [self.LIBRARY])[self.LIBRARY])
+
+    def test_next_container_gets_one(self, files, version, tmp_path):
+        self.copy(files, version)
+        assert files.add_spare()
+        (spare,) = self.spares(tmp_path)
+        inode = spare.stat().st_ino
+        copy = self.copy(files, version, "bbbb")
+        assert (copy.stat().st_ino, copy.read_bytes(), mode(copy)) == (inode, b"first", 0o555)
+        assert self.spares(tmp_path) == []
+
+    def test_there_are_none_before_a_container_asks(self, files):
+        assert not files.add_spare()
+
+    def test_there_are_enough_of_each_library(self, files, version, tmp_path):
+        (version / "libnvidia-ml.so.1").write_bytes(b"other")
+        files.copy_shim("aaaa", version, [self.LIBRARY, "libnvidia-ml.so.1"])
+        while files.add_spare():
+            assert len(self.spares(tmp_path)) <= 2 * MOST
+        assert sorted(path.read_bytes() for path in self.spares(tmp_path)) == [b"first"] * MOST + [b"other"] * MOST
+
+    def test_those_of_an_earlier_version_go(self, files, version, tmp_path):
+        self.copy(files, version)
+        assert all(files.add_spare() for _ in range(3))
+        (version / self.LIBRARY).write_bytes(b"second")
+        assert self.copy(files, version).read_bytes() == b"second"
+        assert self.spares(tmp_path) == []
+
+    def test_next_agent_removes_them(self, files, version, tmp_path):
+        self.copy(files, version)
+        assert files.add_spare()
+        assert GrantFiles(tmp_path / "containers", libraries=tmp_path / "libraries").ids() == ["aaaa"]
+        assert self.spares(tmp_path) == []
+
+    def test_one_that_is_gone_does_no_harm(self, files, version, tmp_path):
+        self.copy(files, version)
+        assert all(files.add_spare() for _ in range(2))
+        for path in self.spares(tmp_path):
+            path.unlink()
+        copies = [self.copy(files, version, owner) for owner in ("bbbb", "cccc", "dddd")]
+        assert [copy.read_bytes() for copy in copies] == [b"first"] * 3
+
+    @pytest.mark.parametrize("how", DAMAGES)
+    def test_it_replaces_a_damaged_copy(self, files, version, how):
+        copy = self.copy(files, version)
+        assert files.add_spare()
+        damage(copy, how)
+        self.copy(files, version)
+        assert copy.is_file()
+        assert not copy.is_symlink()
+        assert copy.read_bytes() == b"first"
+
+    def test_disk_that_takes_none_is_named(self, files, version, tmp_path):
+        self.copy(files, version)
+        shutil.rmtree(tmp_path / "libraries")
+        with pytest.raises(StorageError, match="libraries"):
+            files.add_spare()
 
 
 class TestSecret:
@@ -954,9 +1044,17 @@ class TestPageFile:
 class TestPreloadList:
     """The file that the loader opens for every program of a container is the container's own."""
 
-    def prepared(self, base: Path, of, **options) -> Path:
-        GrantFiles(base).prepare(of, limits_of(of, FailPolicy.CLOSED), **options)
-        return base / of.grant_id / "ld.so.preload"
+    def prepared(self, base: Path, of, library="libaliquot-preload.so", **options) -> Path:
+        version = base / "version"
+        version.mkdir(exist_ok=True)
+        (version / library).write_bytes(b"library")
+        files = GrantFiles(base / "containers")
+        files.prepare(of, limits_of(of, FailPolicy.CLOSED), **options)
+        files.copy_shim(of.grant_id, version, [library])
+        return base / "containers" / of.grant_id / "ld.so.preload"
+
+    def test_container_with_a_front_has_none(self, tmp_path):
+        assert not self.prepared(tmp_path, ONE, "libcuda.so.1").exists()
 
     def test_each_container_has_its_own(self, tmp_path):
         other = grant(ids("0:1"), share(0, 100), of=pod("b"))

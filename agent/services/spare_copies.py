@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes copies of the shim ahead, while no container starts or ends: a start is faster with one, and many at once are most of all."""
+
+import logging
+
+from agent.errors import StorageError
+from agent.ports.grants import ContainerFiles
+from agent.services.grant_manager import GrantManager
+
+logger = logging.getLogger(__name__)
+
+
+class SpareMaker:
+    """Brings the spare copies up to their number after each change of the ledger."""
+
+    def __init__(self, manager: GrantManager, files: ContainerFiles) -> None:
+        self._manager = manager
+        self._files = files
+        self._failed = False
+
+    async def run(self) -> None:
+        """Make copies until cancelled."""
+        seen = self._manager.changes.count
+        while True:
+            seen = await self._manager.changes.paced_after(seen)
+            await self.fill()
+
+    async def fill(self) -> None:
+        """Make copies until there are enough, or a container starts or ends: its last step is a change, too."""
+        try:
+            while self._manager.settled and await self._manager.on_disk(self._files.add_spare):
+                self._failed = False
+        except StorageError as exc:
+            if not self._failed:
+                logger.warning("no copy of the shim is made ahead, so each container's own is made when it starts: %s", exc)
+            self._failed = True
