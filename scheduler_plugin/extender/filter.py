@@ -81,6 +81,9 @@ def _filter_names(context: ExtenderContext, query: PodQuery, nodes: NodeList, no
     # Before the verdict: a seat's room becomes the pod's own. Members of a gang keep that room, and are placed with their gang.
     seat_row, held_row = context.seats.row_for(pod), context.workload_seats.row_for(pod, nodes.rows)
     gang = gang_or_error(pod)
+    if gang is None and seat_row is None and held_row is None and _keeps_room(context, query, nodes):
+        context.log.record(Decision(pod, request, now, context.state.columns.change_count, 1, {}), nodes)
+        return wire.filter_result(node_names=msgspec.Raw(nodes.text))
     verdict = context.verdicts.of(pod, query.shape)
     reasons = reasons_for(verdict, nodes.rows, all_known=not nodes.unknown_nodes)
     context.groups.note_result(pod, fits=bool((reasons == _FITS).any()))
@@ -94,6 +97,17 @@ def _filter_names(context: ExtenderContext, query: PodQuery, nodes: NodeList, no
     judged = _Judged(query, nodes, verdict, reasons, answer)
     decision = Decision(pod, request, now, context.state.columns.change_count, 0, {})
     return _feasible(context, judged, decision) if gang is None else _filter_member(context, judged, decision, gang)
+
+
+def _keeps_room(context: ExtenderContext, query: PodQuery, nodes: NodeList) -> bool:
+    """Whether the call is about one node, where the pod has room: kube-scheduler tries the node that was nominated for it."""
+    if len(nodes.rows) != 1 or (row := int(nodes.rows[0])) == UNKNOWN_ROW:
+        return False
+    if not context.reservations.keep(query.pod, context.state.names[row]):
+        return False
+    context.verdicts.note_call(query.pod, query.shape)
+    context.groups.note_result(query.pod, fits=True)
+    return True
 
 
 def _filter_by_claims(context: ExtenderContext, query: PodQuery, nodes: NodeList) -> bytes:

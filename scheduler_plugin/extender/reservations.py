@@ -31,8 +31,10 @@ class Reservations:
         self._unplanned: deque[tuple[str, PodRequest]] = deque(maxlen=CALLS_KEPT)
         """UIDs and requests of pods with a reservation, and without a plan of their devices yet."""
 
-    def make(self, pod: PodFacts, request: PodRequest, verdict: Verdict, row: int) -> None:
+    def make(self, pod: PodFacts, request: PodRequest, verdict: Verdict, row: int, *, is_bound_next: bool = True) -> None:
         """Reserve what the pod probably gets on a node where it fits, unless its binding is under way.
+
+        Args: is_bound_next: whether to plan its devices as soon as there is time. A plan made too early is out of date when it is needed.
 
         For one container these are the devices by which the node was rated. bind runs placement's own search, which may prefer other
         devices at the same cost, and moves the reservation then. A pod without GPUs reserves its CPU and RAM.
@@ -49,8 +51,18 @@ class Reservations:
         if uses is not None:
             demand = HostDemand(pod.cpu_milli, pod.memory_mib)
             self._state.reserve(Reservation(pod.uid, node, uses, demand, Stage.SOFT, expires_at, expires_early_at))
-            if pod.gpu is not None:
+            if pod.gpu is not None and is_bound_next:
                 self._unplanned.append((pod.uid, request))
+
+    def keep(self, pod: PodFacts, node: str) -> bool:
+        """Keep the pod's room on a node, if it has some and gets devices there; return whether it does.
+
+        This needs one plan, which the binding needs too, and no verdict on the nodes.
+        """
+        known = self._state.reservations.get(pod.uid)
+        if known is None or known.node != node or known.stage is not Stage.SOFT or pod.needs_preparing:
+            return False
+        return not self._planner.reserve_on(pod, node, max(known.expires_at, self._clock.monotonic() + self._soft_seconds))
 
     def prepare(self) -> bool:
         """Plan the devices that binding one of the latest pods needs. The state keeps the plan. Returns: whether there was work."""

@@ -36,12 +36,16 @@ class Verdicts:
 
     def of(self, pod: PodFacts, shape: PodShape) -> Verdict:
         """Judge all nodes for a pod, as if it held no device yet. The verdict is valid until the state changes."""
+        self.note_call(pod, shape)
+        with self._state.without(pod.uid):
+            return self.shapes.verdict(shape)
+
+    def note_call(self, pod: PodFacts, shape: PodShape) -> None:
+        """Note that kube-scheduler has come to a pod."""
         if self._latest is not None and self._latest[0] != pod.uid:
             keep(self._next, self._latest[1], shape, MAX_KEPT)
         self._latest = pod.uid, shape
         self._drop_up_to(pod)
-        with self._state.without(pod.uid):
-            return self.shapes.verdict(shape)
 
     def shape_of(self, pod: PodFacts, request: PodRequest) -> PodShape:
         """Reduce a pod to what verdicts depend on."""
@@ -85,14 +89,17 @@ class Verdicts:
         return True
 
     def _likely(self) -> PodShape | None:
-        """Return the shape of the pod that probably comes next, or of the one that followed the latest pod's shape before."""
+        """Return the shape of the pod that probably comes next, or of the one that followed the latest pod's shape before.
+
+        For a pod with room on a node, no verdict is needed.
+        """
         for priority in sorted(self._queue, reverse=True):
             queue = self._queue[priority]
             while queue:
                 uid, pod = next(iter(queue.items()))
                 known, request = self._state.pods.get(uid), self.requests.of(pod)
                 if known is not None and not known.node_name and isinstance(request, PodRequest):
-                    return self.shape_of(pod, request)
+                    return self.shape_of(pod, request) if uid not in self._state.reservations else None
                 queue.popitem(last=False)
             del self._queue[priority]
         return None if self._latest is None else self._next.get(self._latest[1])

@@ -38,7 +38,7 @@ FIRST: Final = 2
 """Pods at the head of the queue without a write."""
 LAST: Final = 64
 """Pods of the queue that get room ahead of their call."""
-MIN_NODES: Final = 2000
+MIN_NODES: Final = 500
 """With fewer nodes the write costs more than kube-scheduler saves (docs/measurements/benchmarks.md)."""
 
 
@@ -154,7 +154,7 @@ class Nominator:
         if not len(fitting):
             return None
         row = best_row(context.verdicts.shapes, verdict, fitting, pod.uid)
-        context.reservations.make(pod, request, verdict, row)
+        context.reservations.make(pod, request, verdict, row, is_bound_next=False)
         return context.state.names[row]
 
     def _has_place(self, pod: PodFacts) -> bool:

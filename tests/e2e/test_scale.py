@@ -41,7 +41,7 @@ def test_a_thousand_nodes_are_filled_with_nothing_promised_twice(node: Cluster, 
     assert max(promised.values()) <= GPU_MEMORY_MIB
     ours, plain = (writes_to_pods(figures[scheduler]) for scheduler in (contract.SCHEDULER_NAME, PLAIN_SCHEDULER))
     assert plain >= 1.0, "a binding at least"
-    assert ours <= plain + 0.1, "the assignment travels with the binding"
+    assert ours <= plain + 1.1, "the assignment travels with the binding, and a nomination is one more write"
 
 
 def writes_to_pods(figures: Figures) -> float:

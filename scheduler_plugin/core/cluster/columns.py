@@ -8,7 +8,8 @@ here, but free amounts never go below 0. Memory is in MiB, as in inventories and
 Each change of a row gives it a new number from one counter, so that cached results can tell which rows are out of date.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -81,6 +82,8 @@ class Columns:
         self._uuids: dict[int, tuple[str, ...]] = {}
         self._free_rows: list[int] = []
         self._stale: set[int] = set()
+        self._derived_count = 0
+        """How often derived columns were computed."""
         self._allocate(_FIRST_ROWS, _FIRST_WIDTH)
 
     def _allocate(self, rows: int, width: int) -> None:
@@ -178,6 +181,19 @@ class Columns:
         self.change_count += 1
         self.changed[row] = self.change_count
         self._stale.add(row)
+
+    @contextmanager
+    def unchanged(self, rows: Collection[int]) -> Iterator[None]:
+        """Forget that these rows changed in the block, which leaves them as they were and changes no others. If derived columns were
+        computed inside, nothing is forgotten."""
+        change_count, derived_count = self.change_count, self._derived_count
+        changed, fresh = [(row, self.changed[row]) for row in rows], set(rows) - self._stale
+        yield
+        if self._derived_count == derived_count:
+            self.change_count = change_count
+            for row, number in changed:
+                self.changed[row] = number
+            self._stale -= fresh
 
     def set_inventory(self, row: int, node: GpuNode) -> None:
         """Write a node's inventory. The caller then adds what its pods take again."""
@@ -359,6 +375,7 @@ class Columns:
                 self.mig_room[number][row, column], self.mig_growth[number][row, column] = count, growths.get(profile, 0)
             self.free_slices[row, column] = partition.slices.free
         self._stale_partitions.clear()
+        self._derived_count += 1
         rows = np.fromiter(self._stale, dtype=np.int64, count=len(self._stale))
         self._stale.clear()
         if len(rows) == 1:  # the usual case: a slice is a view, so nothing is copied

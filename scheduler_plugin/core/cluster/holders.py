@@ -5,7 +5,7 @@ Invariant: each pod counts once. What was added is remembered and subtracted exa
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -73,6 +73,11 @@ class Holders:
     def uids_on(self, node: str) -> Collection[str]:
         """Return the UIDs of the pods that take something of a node."""
         return self._uids_on.get(node, ())
+
+    def rows_of(self, pod_uids: Iterable[str]) -> Set[int]:
+        """Return the rows in which these pods count."""
+        nodes = (self._nodes.get(holder.node) for uid in pod_uids if (holder := self._by_uid.get(uid)) is not None)
+        return {node.row for node in nodes if node is not None}
 
     def put(self, pod_uid: str, holder: Holder) -> bool:
         """Count a pod, in place of what it took before; return whether that freed devices."""

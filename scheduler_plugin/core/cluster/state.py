@@ -270,12 +270,11 @@ class ClusterState:
         cached = self._plans.get(pod_uid, int(columns.changed[known.row]), request, policy)
         if cached is not None:
             return cached
-        with self.without(pod_uid):
+        with columns.unchanged(self._holders.rows_of({pod_uid, *self._passes.get(pod_uid, ())})), self.without(pod_uid):
             demand = columns.demand_table.demand
             used = self.utilizations.of(self._pods.get(pod_uid))
             aversion = self.utilizations.aversion(used, request.preferences.policy or policy)
             outcome = plan_on_node(self.device_states(node, aversion), request, policy, known.gpu.links, pod_uid, demand)
-        # The number of the change is read again: leaving the pod out and counting it again changed the row.
         self._plans.put(pod_uid, int(columns.changed[known.row]), request, policy, outcome)
         return outcome
 

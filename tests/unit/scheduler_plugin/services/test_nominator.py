@@ -14,6 +14,7 @@ from aliquot.kube.errors import KubeApiError, KubeRefusedError
 from scheduler_plugin.core.cluster.decisions import Decision
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState, Reservation, Stage
+from scheduler_plugin.core.fit.shapes import PodShape, Shapes, Verdict
 from scheduler_plugin.core.score.cost import HostDemand
 from scheduler_plugin.extender.seats import Seat
 from scheduler_plugin.services.nominator import FIRST, LAST, Nominator
@@ -46,13 +47,14 @@ class Scene:
         self.state = ClusterState()
         for number in range(nodes):
             self.state.set_gpu_node(make_node(f"n{number:02}", 1))
-        self.context = make_context(self.state)
+        self.now = 0.0
+        self.context = make_context(self.state, monotonic=lambda: self.now)
         self.api = Api()
         self.nominator = Nominator(self.context, self.api, lambda: True, min_nodes=min_nodes)
 
     def comes(self, uid: str, **changed: Any) -> PodFacts:
         """Have the watch show a pod that waits, with a whole GPU."""
-        made = make_pod(uid, annotations=changed.pop("annotations", None), priority=changed.pop("priority", 0), vgpu="1")
+        made = make_pod(uid, annotations=changed.pop("annotations", None), priority=changed.pop("priority", 0), cpu_milli=1000, vgpu="1")
         assert made.gpu is not None
         scheduler = changed.pop("scheduler_name", contract.SCHEDULER_NAME)
         pod = replace(made, gpu=replace(made.gpu, scheduler_name=scheduler), **changed)
@@ -66,6 +68,12 @@ class Scene:
         await self.nominator.step()
         await asyncio.gather(*self.nominator._writes)
         return dict(self.api.written)
+
+    def filtered(self, uid: str, node: str) -> list[str] | None:
+        """Return filter's reply to a call with one node."""
+        body = msgspec.json.encode({"Pod": pod_object(f"pod-{uid}", uid=uid, vgpu="1"), "NodeNames": [node]})
+        names: list[str] | None = msgspec.json.decode(filter_body(self.context, body, 0.0, Answer.ONE))["NodeNames"]
+        return names
 
     def placed(self) -> list[str]:
         """Return the UIDs of the pods with room."""
@@ -92,10 +100,75 @@ async def test_filter_accepts_the_nominated_node_and_the_queue_moves_on():
         scene.comes(f"p{number:02}")
     nominated = await scene.step()
     for uid, node in nominated.items():
-        body = msgspec.json.encode({"Pod": pod_object(f"pod-{uid}", uid=uid, vgpu="1"), "NodeNames": [node]})
-        assert msgspec.json.decode(filter_body(scene.context, body, 0.0, Answer.ONE))["NodeNames"] == [node]
+        assert scene.filtered(uid, node) == [node]
     assert f"p{LAST}" not in await scene.step(), "it is the first of the queue now"
     assert f"p{LAST}" in scene.placed()
+
+
+async def test_filter_judges_no_node_for_a_pod_with_room_there(monkeypatch):
+    scene = Scene()
+    pods = [scene.comes(f"p{number:02}") for number in range(LAST)]
+    nominated = await scene.step()
+    judged: list[PodShape] = []
+    decided: list[Decision] = []
+    scene.context.log.on_decision = decided.append
+    verdict = Shapes.verdict
+
+    def counted(shapes: Shapes, shape: PodShape) -> Verdict:
+        judged.append(shape)
+        return verdict(shapes, shape)
+
+    monkeypatch.setattr(Shapes, "verdict", counted)
+    for uid, node in nominated.items():
+        before = scene.state.columns.change_count
+        assert scene.filtered(uid, node) == [node]
+        assert scene.state.columns.change_count == before, "its room stays as it was"
+    assert judged == []
+    assert [(decision.pod.uid, decision.fitting) for decision in decided] == [(uid, 1) for uid in nominated]
+    assert scene.context.verdicts.next_pods(LAST) == [], "they and those before them were called"
+    held = {reservation.node for reservation in scene.state.reservations.values()}
+    free = next(node for node in scene.state.rows_by_name if node not in held)
+    assert scene.filtered(pods[0].uid, free) == [free]
+    assert len(judged) == 1, "a node where it has no room is judged"
+
+
+UNFIT = {
+    "unhealthy": lambda node: replace(node, devices=tuple(replace(entry, trouble="it fell off the bus") for entry in node.devices)),
+    "smaller": lambda node: replace(node, devices=()),
+    "cordoned": lambda node: replace(node, cordoned=True),
+}
+"""What can happen to a node between nomination and call."""
+
+
+@pytest.mark.parametrize("change", UNFIT)
+async def test_filter_refuses_a_nominated_node_that_became_unfit(change):
+    scene = Scene()
+    for number in range(FIRST + 1):
+        scene.comes(f"p{number}")
+    ((uid, node),) = (await scene.step()).items()
+    scene.state.set_gpu_node(UNFIT[change](make_node(node, 1)))
+    assert not scene.filtered(uid, node)
+
+
+async def test_filter_refuses_a_nominated_node_that_is_gone():
+    scene = Scene()
+    for number in range(FIRST + 1):
+        scene.comes(f"p{number}")
+    ((uid, node),) = (await scene.step()).items()
+    scene.state.drop_gpu_node(node)
+    assert not scene.filtered(uid, node)
+
+
+async def test_nominated_pod_keeps_its_room_for_another_while():
+    scene = Scene()
+    for number in range(FIRST + 1):
+        scene.comes(f"p{number}")
+    ((uid, node),) = (await scene.step()).items()
+    before = scene.state.reservations[uid]
+    scene.now += 5
+    assert scene.filtered(uid, node) == [node]
+    after = scene.state.reservations[uid]
+    assert (after.expires_at, after.footprint) == (before.expires_at + 5, before.footprint)
 
 
 async def test_short_queue_costs_no_write():
