@@ -91,7 +91,7 @@ class Verdicts:
     def _likely(self) -> PodShape | None:
         """Return the shape of the pod that probably comes next, or of the one that followed the latest pod's shape before.
 
-        For a pod with room on a node, no verdict is needed.
+        For a pod with room on its nominated node, no verdict is needed.
         """
         for priority in sorted(self._queue, reverse=True):
             queue = self._queue[priority]
@@ -99,7 +99,8 @@ class Verdicts:
                 uid, pod = next(iter(queue.items()))
                 known, request = self._state.pods.get(uid), self.requests.of(pod)
                 if known is not None and not known.node_name and isinstance(request, PodRequest):
-                    return self.shape_of(pod, request) if uid not in self._state.reservations else None
+                    held = self._state.reservations.get(uid)
+                    return None if held is not None and held.node == known.nominated_node else self.shape_of(pod, request)
                 queue.popitem(last=False)
             del self._queue[priority]
         return None if self._latest is None else self._next.get(self._latest[1])

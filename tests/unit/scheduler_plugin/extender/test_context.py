@@ -14,11 +14,12 @@ from aliquot.placement.demand import WEIGHT_SUM, Demand, Shape
 from aliquot.placement.request import pod_request
 from scheduler_plugin.core.cluster import state as state_module
 from scheduler_plugin.core.cluster.budgets import Budgets
-from scheduler_plugin.core.cluster.pods import PodFacts
-from scheduler_plugin.core.cluster.state import ClusterState
+from scheduler_plugin.core.cluster.pods import PodFacts, Use
+from scheduler_plugin.core.cluster.state import ClusterState, Reservation
 from scheduler_plugin.core.cluster.wanted import MIN_PODS
 from scheduler_plugin.core.fit import shapes as shapes_module
 from scheduler_plugin.core.fit.shapes import PodShape, Shapes
+from scheduler_plugin.core.score.cost import HostDemand
 from scheduler_plugin.extender.bind import Binder
 from scheduler_plugin.extender.prioritize import prioritize_nodes
 from scheduler_plugin.extender.reservations import PREPARE_SECONDS
@@ -422,6 +423,16 @@ def test_verdict_is_up_to_date_for_the_pod_next_in_queue(monkeypatch, listed):
     for uid, limits, changed in (("a", SMALL, small), ("b", LARGE, large)):
         assert scheduler.prepared() == [(changed, 1)]
         assert scheduler.asked(uid, **limits) == []
+
+
+@pytest.mark.parametrize("nominated", ["n1", "n2", ""])
+def test_verdict_is_prepared_unless_the_next_pod_has_room_on_its_nominated_node(monkeypatch, nominated):
+    scheduler = Watched(monkeypatch)
+    pod = replace(make_pod("a", **SMALL), nominated_node=nominated)
+    scheduler.watch.pods.changed(pod)
+    scheduler.prepared()
+    scheduler.context.state.reserve(Reservation("a", "n1", {"GPU-n1-0": Use(300, 0, 1, 1)}, HostDemand()))
+    assert scheduler.prepared() == ([] if nominated == "n1" else [(scheduler.shape(pod), 1)])
 
 
 def test_pod_that_is_gone_or_passed_over_is_not_expected_next(monkeypatch):
