@@ -60,10 +60,12 @@ class GrantFiles:
 
     def prepare(self, grant: Grant, limits: Limits, *, mounted: bool = False) -> None:
         """See ``ports.ContainerFiles``."""
-        directory = make_directory(self._directory / grant.grant_id, 0o700)
+        directory = self._directory / grant.grant_id
+        is_new = not directory.exists()
+        make_directory(directory, 0o700)
         before = _copy_in(directory)
         own = before is not None and before.owner_uid == grant.owner_uid
-        if before is not None and not own:
+        if not own and not is_new:
             self._remove_shim(grant.grant_id)  # a process of that container may still hold them open, and take a lease later
         if own and self._may_be_mapped(grant.grant_id):
             _update_mapped_limits(directory / "limits", limits, grant)

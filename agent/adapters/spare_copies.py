@@ -3,6 +3,7 @@
 
 import itertools
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,8 @@ from agent.errors import StorageError
 MOST: Final = 110
 """Spare copies of one library: as many as the pods that kubelet allows on a node by default."""
 COPY_MODE: Final = 0o555
+LEAST_FREE_BYTES: Final = 1 << 30
+"""With less on the disk, ledger rows and other programs need it more."""
 
 
 class SpareCopies:
@@ -44,14 +47,23 @@ class SpareCopies:
         return False
 
     def add(self) -> bool:
-        """Write one more copy of a library that has too few; return False when none has. Raises StorageError."""
+        """Write one more copy of a library that has too few. Returns: False when none has, or the disk is nearly full.
+
+        Raises: StorageError.
+        """
         library = next((name for name, paths in self._paths.items() if len(paths) < MOST), None)
-        if library is None:
+        if library is None or self._free_bytes() < LEAST_FREE_BYTES:
             return False
         path = self._directory / f".{library}.{os.getpid()}.{next(self._numbers)}.spare{TEMPORARY_SUFFIX}"
         write_whole(path, self._contents[library], mode=COPY_MODE, durable=False)
         self._paths[library].append(path)
         return True
+
+    def _free_bytes(self) -> int:
+        try:
+            return shutil.disk_usage(self._directory).free
+        except OSError as exc:
+            raise StorageError(f"reading the free space of {self._directory}: {exc.strerror}") from exc
 
     def _discard(self, library: str) -> None:
         for spare in self._paths.pop(library, ()):

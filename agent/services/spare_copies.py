@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes copies of the shim ahead, while no container starts or ends: a start is faster with one, and many at once are most of all."""
+"""Makes copies of the shim ahead, while no container starts or ends. A start is faster with one, and many starts at once gain most."""
 
 import logging
+from typing import Final
 
 from agent.errors import StorageError
 from agent.ports.grants import ContainerFiles
 from agent.services.grant_manager import GrantManager
 
 logger = logging.getLogger(__name__)
+
+
+RETRY_SECONDS: Final = 1.0
+"""Until the next look, when a container started or ended meanwhile: its last step is no change that could be waited for."""
 
 
 class SpareMaker:
@@ -20,13 +25,13 @@ class SpareMaker:
 
     async def run(self) -> None:
         """Make copies until cancelled."""
-        seen = self._manager.changes.count
+        seen, is_full = self._manager.changes.count, True
         while True:
-            seen = await self._manager.changes.paced_after(seen)
-            await self.fill()
+            seen = await self._manager.changes.paced_after(seen, None if is_full else RETRY_SECONDS)
+            is_full = await self.fill()
 
-    async def fill(self) -> None:
-        """Make copies until there are enough, or a container starts or ends: its last step is a change, too."""
+    async def fill(self) -> bool:
+        """Make copies until there are enough, or a container starts or ends; return False in that case."""
         try:
             while self._manager.settled and await self._manager.on_disk(self._files.add_spare):
                 self._failed = False
@@ -34,3 +39,5 @@ class SpareMaker:
             if not self._failed:
                 logger.warning("no copy of the shim is made ahead, so each container's own is made when it starts: %s", exc)
             self._failed = True
+            return True  # the next change tries again
+        return self._manager.settled

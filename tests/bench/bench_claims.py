@@ -39,6 +39,8 @@ CLAIM_MIB = 1024
 IDLE_SECONDS = 0.5
 IDLE_PART = 0.1
 """An agent is idle when it used less than this part of one core for ``IDLE_SECONDS``."""
+MOST_IDLE_SECONDS = 60.0
+"""Raises TimeoutError when an agent is not idle after this time."""
 SHIM = built(f"lib/shim/{contract.CUDA_SONAME}").parent
 IN_MEMORY = ("run", "run-cdi")
 """What is below ``/run`` on a node, which is in memory. The ledger is on a disk."""
@@ -97,10 +99,11 @@ async def measure_rounds(node: Node, channel: grpc.aio.Channel, at_once: int, co
 async def idle(node: Node) -> None:
     """Wait until the agent has done what the last round left it to do: status of claims, checks of files."""
     used = IDLE_SECONDS
-    while used > IDLE_PART * IDLE_SECONDS:
-        before = cpu_seconds(node.agent.pid)
-        await asyncio.sleep(IDLE_SECONDS)
-        used = cpu_seconds(node.agent.pid) - before
+    async with asyncio.timeout(MOST_IDLE_SECONDS):
+        while used > IDLE_PART * IDLE_SECONDS:
+            before = cpu_seconds(node.agent.pid)
+            await asyncio.sleep(IDLE_SECONDS)
+            used = cpu_seconds(node.agent.pid) - before
 
 
 async def prepare(channel: grpc.aio.Channel, claim: dra_pb2.Claim) -> float:
