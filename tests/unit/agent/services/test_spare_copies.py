@@ -49,7 +49,7 @@ async def test_after_a_start_copies_are_made_for_the_next_ones(disk):
     task.cancel()
 
 
-async def test_starts_at_once_leave_as_many_copies_when_the_runtime_has_read_their_specs(disk):
+async def test_copies_are_made_after_many_starts_at_once(disk):
     manager = disk.manager(SystemClock(), ScanPace(seconds_per_byte=0.01))
     others = [grant(ids(f"0:{number}"), share(0, 1), of=pod(f"p{number}")) for number in range(1, 6)]
     task = asyncio.ensure_future(SpareMaker(manager, disk.files).run())

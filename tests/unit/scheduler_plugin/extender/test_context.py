@@ -426,7 +426,7 @@ def test_verdict_is_up_to_date_for_the_pod_next_in_queue(monkeypatch, listed):
 
 
 @pytest.mark.parametrize("nominated", ["n1", "n2", ""])
-def test_verdict_is_prepared_unless_the_next_pod_has_room_on_its_nominated_node(monkeypatch, nominated):
+def test_next_pod_with_room_on_nominated_node_needs_no_verdict(monkeypatch, nominated):
     scheduler = Watched(monkeypatch)
     pod = replace(make_pod("a", **SMALL), nominated_node=nominated)
     scheduler.watch.pods.changed(pod)
