@@ -11,7 +11,7 @@
 
 static _Atomic pid_t holder;      /* the process; 0 = free */
 static __thread bool is_inside;   /* a signal handler that forks in there has the lock already */
-static __thread unsigned forking; /* each of the threads that came first may have registered the handlers */
+static __thread unsigned forking; /* a signal handler may fork while its thread forks */
 static int cancel;                /* the holding thread's */
 
 static void take(void)
@@ -43,15 +43,16 @@ static void after_fork(void)
 		let_go();
 }
 
+/* When the library is loaded: a fork that began before it runs no handlers, and could go on while another thread takes the lock first. */
+__attribute__((constructor)) static void watch_forks(void)
+{
+	pthread_atfork(before_fork, after_fork, after_fork);
+}
+
 void aq_early_enter(void)
 {
-	static _Atomic bool watching_forks;
 	int before = aq_hold_cancel();
 
-	if (!atomic_load(&watching_forks)) {
-		pthread_atfork(before_fork, after_fork, after_fork);
-		atomic_store(&watching_forks, true);
-	}
 	take();
 	is_inside = true;
 	cancel = before;

@@ -18,10 +18,12 @@
 #define CHILDREN 6
 #define PATIENCE_SECONDS 10 /* of a child, for work that takes less than a millisecond */
 #define DELAYS 400          /* iterations of an empty loop */
+#define SLOW_US 50000       /* of a fork, so that a lookup has time to overtake it */
 
 static __typeof__(&cuGetProcAddress_v2) get_address;
 static nvmlReturn_t (*get_memory)(nvmlDevice_t, nvmlMemory_t *);
 static _Atomic bool begun, found;
+static bool is_slow, is_overtaken;
 
 static void look_up_cuda(void)
 {
@@ -86,6 +88,45 @@ static void fork_around(void (*call)(void), unsigned delay)
 	_exit(0);
 }
 
+/* It was registered before the shim was loaded, so it runs after the shim's own. */
+static void linger(void)
+{
+	if (!is_slow)
+		return;
+	begun = true;
+	usleep(SLOW_US);
+	is_overtaken = found;
+}
+
+/* In a separate process: a lookup that begins while another thread forks. Halfway through, the child would get the lookup's locks. */
+static void look_up_during_fork(void (*call)(void))
+{
+	pthread_t thread;
+	pid_t child;
+
+	CHECK(pthread_create(&thread, NULL, look_up_first, (void *)call) == 0);
+	is_slow = true;
+	child = fork();
+	CHECK(child >= 0);
+	if (!child)
+		_exit(0);
+	CHECK(!is_overtaken);
+	expect_success(child);
+	CHECK(pthread_join(thread, NULL) == 0);
+	CHECK(found);
+	_exit(0);
+}
+
+static void expect_no_overtaking(void (*call)(void))
+{
+	pid_t process = fork();
+
+	CHECK(process >= 0);
+	if (!process)
+		look_up_during_fork(call);
+	expect_success(process);
+}
+
 static void try_often(void (*call)(void))
 {
 	for (unsigned i = 0; i < ROUNDS; i++) {
@@ -112,11 +153,14 @@ int main(int argc, char **argv)
 	static struct support_page page;
 
 	CHECK(argc == 2);
+	CHECK(pthread_atfork(linger, NULL, NULL) == 0);
 	unpacked_container(argv[1], 1024 * MIB, &page);
 	get_address = (__typeof__(get_address))dlsym(unpacked_front(), "cuGetProcAddress_v2");
 	get_memory = (__typeof__(get_memory))dlsym(unpacked_nvml_front(), "nvmlDeviceGetMemoryInfo");
 	CHECK(get_address && get_memory);
 	warm_up_driver();
+	expect_no_overtaking(look_up_cuda);
+	expect_no_overtaking(ask_nvml);
 	try_often(look_up_cuda);
 	try_often(ask_nvml);
 	unpacked_remove();
