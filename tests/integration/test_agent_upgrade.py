@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.adapters.shim_store import CONTAINERS
+from agent.adapters.spare_copies import MOST
 from aliquot import contract
 from aliquot.contract.units import MIB
 from aliquot.paths import built
@@ -136,11 +137,11 @@ WRITTEN = {
     "run/containers/*": DIRECTORY | 0o700,
     "run/containers/*/grant.json": FILE | 0o600,
     "run/containers/*/limits": FILE | 0o444,
-    "run/containers/*/ld.so.preload": FILE | 0o444,
     "run/containers/*/region": FILE | 0o666,  # the container's user writes it, where it is mounted; 0700 above keeps others out
     "run-cdi/aliquot.dev-vgpu-*.json": FILE | 0o644,  # runtimes read it; its name cannot be guessed
     "device-plugins/aliquot-vgpu-*.sock": SOCKET | 0o755,
 }
+WRITTEN_FOR_PRELOAD = {"run/containers/*/ld.so.preload": FILE | 0o444}
 SHARED_PAGES = {"run/*": DIRECTORY | 0o700, "run/*/page": FILE | 0o666}
 OTHERS = ("containers", "proc", "sim", "token", "etc-cdi", "pod-resources", "agent.log", "mps.log", "device-plugins/kubelet*", "shim-*")
 
@@ -176,13 +177,21 @@ def check_modes(node: Node, written: Mapping[str, int], *others: str) -> None:
     assert [pattern for pattern in written if not list(base.glob(pattern))] == []
 
 
-async def test_agent_files_have_tightest_mode_and_documented_place():
-    async with make_node("t4x2") as node:
+async def spares_are_made(node: Node, libraries: int) -> None:
+    """Wait until the agent has made copies of the shim ahead: it writes each under another name first."""
+    directory = node.layout.base / "state/shim/containers"
+    await eventually(lambda: len(list(directory.glob(".[!.]*.spare.*"))) == libraries * MOST, "all copies are made")
+
+
+@pytest.mark.parametrize(("interposition", "more", "libraries"), [("front", {}, 2), ("preload", WRITTEN_FOR_PRELOAD, 1)])
+async def test_agent_files_have_tightest_mode_and_documented_place(interposition: str, more: dict[str, int], libraries: int):
+    async with make_node("t4x2", f"--interposition={interposition}") as node:
         node.create_pod(manifest("a", cuda(), annotations={contract.ANNOTATION_PRIORITY: "high"}))
         node.create_pod(manifest("b", cuda()))
         await running(node, "a", "b")
         await asyncio.sleep(1.0)  # some passes of everything that runs by itself
-        check_modes(node, WRITTEN)
+        await spares_are_made(node, libraries)
+        check_modes(node, WRITTEN | more)
 
 
 async def test_so_has_what_it_writes_for_mig_mps_and_burst(tmp_path):
@@ -196,4 +205,5 @@ async def test_so_has_what_it_writes_for_mig_mps_and_burst(tmp_path):
         node.create_pod(manifest("bursts", cuda(), annotations={contract.ANNOTATION_MEMORY_BURST: "1.5"}))
         await running(node, "instance", "client", "bursts")
         await asyncio.sleep(1.0)
+        await spares_are_made(node, 2)
         check_modes(node, WRITTEN | WRITTEN_FOR_BACKENDS, "run/mps/*/pipe/*", "run/mps/*/log/*")  # the daemon's own
