@@ -10,7 +10,6 @@ from agent.services.grant_manager import GrantManager
 
 logger = logging.getLogger(__name__)
 
-
 RETRY_SECONDS: Final = 1.0
 """Until the next look, when a container started or ended meanwhile: its last step is no change that could be waited for."""
 
@@ -25,10 +24,10 @@ class SpareMaker:
 
     async def run(self) -> None:
         """Make copies until cancelled."""
-        seen, is_full = self._manager.changes.count, True
+        seen, has_enough = self._manager.changes.count, True
         while True:
-            seen = await self._manager.changes.paced_after(seen, None if is_full else RETRY_SECONDS)
-            is_full = await self.fill()
+            seen = await self._manager.changes.paced_after(seen, None if has_enough else RETRY_SECONDS)
+            has_enough = await self.fill()
 
     async def fill(self) -> bool:
         """Make copies until there are enough, or a container starts or ends; return False in that case."""
