@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log lines on standard error: JSON for collectors, text for people, with the same keys."""
 
+import faulthandler
 import json
 import logging
 import sys
@@ -9,6 +10,8 @@ from typing import Any
 
 from aliquot.process.settings import LogFormat, LogLevel
 
+_STANDARD_ERROR = 2
+"""The descriptor: the stacks are written while Python's own files may be unusable."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -45,7 +48,8 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def configure_logging(level: LogLevel, form: LogFormat) -> None:
-    """Log to standard error, for the whole process."""
+    """Log to standard error, for the whole process. A crash in native code writes the stack of each thread there, as plain text."""
+    faulthandler.enable(_STANDARD_ERROR)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.adapters.durable import TEMPORARY_SUFFIX
 from aliquot import contract
 from aliquot_cli.doctor.agent import check as check_agent
 from aliquot_cli.doctor.host import Host
@@ -36,7 +37,8 @@ def read_at_start(node: Node) -> Iterator[Path]:
     yield from (state / "ledger").glob("*.json")
     yield from (grant_directory / name for name in ("grant.json", "limits", "region"))
     yield from node.layout.cdi_dynamic.glob("*.json")
-    yield from (path for path in (state / "shim").rglob("*") if path.is_file())
+    copies = (path for path in (state / "shim").rglob("*") if path.suffix != TEMPORARY_SUFFIX)  # spare ones come and go
+    yield from (path for path in copies if path.is_file())
     yield from (path for path in (state / "node-versions", state / "cordon", run / "health") if path.exists())
     yield from (state / "agent-holder", run / "agent-holder", run / "priority/page")
     yield node.layout.plugin_dir / "kubelet_internal_checkpoint"
