@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands ``defrag plan`` and ``defrag check``. Both work on a copy of the cluster's state, and change nothing."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
+from aliquot.kube.requests import eviction, pod_path
 from aliquot_cli import exit_codes, live
-from aliquot_cli.errors import NotFoundError
+from aliquot_cli.access import Cluster, connect
+from aliquot_cli.errors import AccessError, NotFoundError
 from aliquot_cli.explain.commands import FILE, namespace_of, read_snapshot, scheduler_code, snapshot_errors, write_saved
 from aliquot_cli.explain.scheduler import SchedulerAccess, scheduler_options
 from aliquot_cli.options import output_option
@@ -51,7 +53,9 @@ def plan_moves(
     """Show the moves that free a place for POD, each with the seat that is kept before a pod ends, and what they cost.
 
     POD is a name, or NAMESPACE/NAME. Without it, the plan is for the most important waiting pod that moves help. Only pods
-    move that state aliquot.dev/movable: true, or have the priority of aliquot-best-effort. The status is 4 without a plan.
+    move that state aliquot.dev/movable: true, or have the priority of aliquot-best-effort. On a live cluster, a dry run of
+    each eviction asks the API server whether the disruption budgets allow it now. The status is 4 without a plan, and when
+    an eviction is refused.
     """
     with scheduler_code("defrag"):
         from scheduler_plugin.core.consolidate.certificate import certify
@@ -64,11 +68,16 @@ def plan_moves(
         found = _first_plan(taken, _goals(taken, full_name, whole_nodes), output)
         if save is not None and isinstance(found, Plan):
             write_saved(save, msgspec.json.encode(certify(taken, found)))
+    is_live = snapshot is None and not scheduler.url
+    refused = refused_evictions(connect(scheduler.target), found) if is_live and isinstance(found, Plan) else None
     if output.for_programs:
-        click.echo(document(msgspec.to_builtins(found), output))
+        shown = msgspec.to_builtins(found)
+        click.echo(document(shown if refused is None else {**shown, "refused_evictions": refused}, output))
     elif found is None:
         click.echo("no pod with a GPU request waits")
-    raise SystemExit(exit_codes.OK if isinstance(found, Plan) else exit_codes.FINDINGS)
+    elif refused is not None:
+        click.echo("\n".join(_dry_run_lines(refused)))
+    raise SystemExit(exit_codes.OK if isinstance(found, Plan) and not refused else exit_codes.FINDINGS)
 
 
 @defrag.command(name="check")
@@ -123,6 +132,26 @@ def _first_plan(taken: "Snapshot", goals: "Iterable[tuple[str, Goal]]", output: 
         if isinstance(found, Plan):
             break
     return found
+
+
+def refused_evictions(cluster: Cluster, plan: "Plan") -> Mapping[str, str]:
+    """Try the evictions of a plan by dry runs; return why the API server refuses some, by ``namespace/name``."""
+    refused = {}
+    for move in plan.moves:
+        namespace, _, name = move.pod.partition("/")
+        try:
+            cluster.post(pod_path(namespace, name, "eviction"), eviction(namespace, name, move.pod_uid, dry_run=True))
+        except (AccessError, NotFoundError) as exc:
+            refused[move.pod] = exc.message
+    return refused
+
+
+def _dry_run_lines(refused: Mapping[str, str]) -> Iterator[str]:
+    if not refused:
+        yield "dry runs of the Eviction API: every eviction is allowed now"
+        return
+    yield "dry runs of the Eviction API: these are refused, so the scheduler would not begin now:"
+    yield from (f"  {pod}: {why}" for pod, why in refused.items())
 
 
 def _waiting(taken: "Snapshot") -> "list[PodFacts]":

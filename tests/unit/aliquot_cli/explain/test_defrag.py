@@ -2,7 +2,9 @@
 """``aliquot defrag`` on saved snapshots."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,6 +12,9 @@ from click.testing import CliRunner, Result
 
 from aliquot_cli import exit_codes
 from aliquot_cli.__main__ import main
+from aliquot_cli.errors import AccessError
+from aliquot_cli.explain import defrag
+from aliquot_cli.explain.scheduler import SchedulerAccess
 from tests.unit.scheduler_plugin.builders import make_pod
 from tests.unit.scheduler_plugin.core.consolidate.test_plan import Scene
 
@@ -38,6 +43,58 @@ def test_plan_shows_moves_seats_and_cost(scene: Scene, tmp_path: Path, arguments
     assert lines[0] == "team/pod-big: 1 move frees 2 GPUs on node n1"
     assert lines[1] == "  1. team/pod-n1-0-0: node n1 -> n2, 1 GPUs, loses 3.0 GPU-hours"
     assert lines[2].startswith("lost in all: 3.0 GPU-hours")
+
+
+class Evictions:
+    """An API server that gets evictions. ``refuses`` are the names of pods with an exhausted budget."""
+
+    def __init__(self, refuses: tuple[str, ...] = ()) -> None:
+        self.refuses = refuses
+        self.received: list[tuple[str, Mapping[str, Any]]] = []
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        self.received.append((path, body))
+        if body["metadata"]["name"] in self.refuses:
+            raise AccessError(f"{path}: 429 the budget allows no disruption")
+        return {}
+
+
+@pytest.fixture
+def live(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Evictions:
+    """A live cluster in the state of the scene."""
+    cluster = Evictions()
+    monkeypatch.setattr(SchedulerAccess, "page", lambda *_: msgspec.json.encode(scene.snapshot()).decode())
+    monkeypatch.setattr(defrag, "connect", lambda _: cluster)
+    return cluster
+
+
+def test_each_eviction_is_tried_on_live_cluster_by_dry_run(live: Evictions) -> None:
+    result = CliRunner().invoke(main, ["defrag", "plan", "team/pod-big"])
+    assert result.exit_code == exit_codes.OK, result.output
+    assert result.output.splitlines()[-1] == "dry runs of the Eviction API: every eviction is allowed now"
+    [(path, body)] = live.received
+    assert path == "/api/v1/namespaces/team/pods/pod-n1-0-0/eviction"
+    assert body["deleteOptions"] == {"preconditions": {"uid": "n1-0-0"}, "dryRun": ["All"]}
+
+
+def test_plan_with_refused_eviction_names_pod_and_answer(live: Evictions) -> None:
+    live.refuses = ("pod-n1-0-0",)
+    result = CliRunner().invoke(main, ["defrag", "plan", "team/pod-big"])
+    assert result.exit_code == exit_codes.FINDINGS, result.output
+    why = "/api/v1/namespaces/team/pods/pod-n1-0-0/eviction: 429 the budget allows no disruption"
+    assert result.output.splitlines()[-1] == f"  team/pod-n1-0-0: {why}"
+    found = CliRunner().invoke(main, ["defrag", "plan", "team/pod-big", "-o", "json"])
+    assert (found.exit_code, json.loads(found.output)["refused_evictions"]) == (exit_codes.FINDINGS, {"team/pod-n1-0-0": why})
+
+
+@pytest.mark.parametrize("elsewhere", ["--snapshot", "--url"])
+def test_no_api_server_is_asked_about_plan_from_elsewhere(scene: Scene, live: Evictions, tmp_path: Path, elsewhere: str) -> None:
+    taken = tmp_path / "taken.json"
+    taken.write_bytes(msgspec.json.encode(scene.snapshot()))
+    source = str(taken) if elsewhere == "--snapshot" else "http://scheduler.test"
+    result = CliRunner().invoke(main, ["defrag", "plan", "team/pod-big", elsewhere, source, "-o", "json"])
+    assert (result.exit_code, live.received) == (exit_codes.OK, []), result.output
+    assert "refused_evictions" not in json.loads(result.output)
 
 
 def test_plan_for_whole_nodes_names_them(scene: Scene, tmp_path: Path) -> None:
