@@ -412,7 +412,13 @@ def _amount(allocated: AllocatedDevice, capacity: str, default: int) -> int:
 
 def _unusable(ref: ClaimRef, entry: InventoryDevice, node: ClaimNode) -> Refusal | None:
     uuid = entry.device.uuid
-    if not entry.healthy:
+    if entry.silent and not entry.answers:
+        return Refusal(
+            Reason.NOT_READY,
+            f"claim {ref} was allocated {uuid}, which does not answer now: {entry.trouble}. The agent tries again when kubelet retries",
+        )
+    # A GPU that answers again takes no new claims for a while, in case it stops again. This claim was allocated before.
+    if not entry.healthy and not entry.silent:
         return Refusal(
             Reject.UNHEALTHY,
             f"claim {ref} was allocated {uuid}, which takes no new work: {entry.trouble}. The agent checks again when kubelet retries; "

@@ -160,6 +160,8 @@ class GpuHealth:
     signs: tuple[float, ...] = field(default=())
     """Times of the warnings that are still remembered."""
     uncorrected_errors: int | None = None
+    silent: bool = False
+    """Whether the GPU is out of service for one reason: it did not answer for a time. It may answer again, and have no other fault."""
 
     def after_xids(self, xids: Collection[int], now: float, rules: HealthRules) -> "GpuHealth":
         """Apply the XIDs reported since the last observation. Together they count as one incident."""
@@ -178,7 +180,8 @@ class GpuHealth:
         """Apply one observation of the GPU. Only observations advance the state: without one, it stays as it is."""
         if isinstance(probe, Silence):
             state = HealthState.LOST if probe.lost else HealthState.QUARANTINED
-            return self._failed(state, probe.trouble, rules.recovery_seconds, now, rules)
+            failed = self._failed(state, probe.trouble, rules.recovery_seconds, now, rules)
+            return replace(failed, silent=not probe.lost and (self.state.usable or self.silent))
         before = self.uncorrected_errors
         updated = replace(self, uncorrected_errors=probe.uncorrected_errors)
         if probe.faults:
@@ -191,12 +194,12 @@ class GpuHealth:
         """Take the GPU out of service. If it is out already, a further fault only restarts the clean time and may lengthen the hold."""
         if self.state in (HealthState.QUARANTINED, HealthState.LOST):
             hold = max(self.hold_seconds, min(least_hold_seconds, rules.max_recovery_seconds))
-            held = replace(self, hold_seconds=hold, clean_since=None)
+            held = replace(self, hold_seconds=hold, clean_since=None, silent=False)
             # a lost GPU stays lost until it answers; otherwise keep the first reason, because it started the quarantine
             return held if self.state in (state, HealthState.LOST) else replace(held, state=state, reason=reason, since=now)
         relapsed = self.hold_seconds > 0 and (self.state is HealthState.RECOVERING or now - self.since < rules.relapse_seconds)
         hold = min(max(least_hold_seconds, 2 * self.hold_seconds if relapsed else 0.0), rules.max_recovery_seconds)
-        return replace(self, state=state, reason=reason, since=now, hold_seconds=hold, clean_since=None, signs=())
+        return replace(self, state=state, reason=reason, since=now, hold_seconds=hold, clean_since=None, signs=(), silent=False)
 
     def _with_warning(self, reason: str, now: float, rules: HealthRules) -> "GpuHealth":
         """Add a warning. While the GPU is out of service, a warning restarts its clean time."""
@@ -224,7 +227,7 @@ class GpuHealth:
         return clean if self.state in (state, HealthState.RECOVERING) else replace(clean, state=state, since=now)
 
     def _healthy(self, now: float) -> "GpuHealth":
-        return replace(self, state=HealthState.HEALTHY, reason="", since=now, clean_since=None, signs=())
+        return replace(self, state=HealthState.HEALTHY, reason="", since=now, clean_since=None, signs=(), silent=False)
 
 
 @dataclass(frozen=True, slots=True)

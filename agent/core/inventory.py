@@ -103,6 +103,8 @@ class InventoryDevice:
     fabric_clique: str = ""
     answers: bool = True
     """Whether the GPU answered the last query, faulty or not."""
+    silent: bool = False
+    """As in ``GpuHealth``."""
 
     @property
     def healthy(self) -> bool:
@@ -221,7 +223,7 @@ def _judged(entry: InventoryDevice, health: HealthTable, cordon: Cordon) -> Inve
         trouble = f"recovering from: {gpu.reason}"
     else:
         trouble = gpu.reason
-    return replace(entry, trouble=trouble, state=gpu.state, cordoned=cordon.covers(entry.device.uuid))
+    return replace(entry, trouble=trouble, state=gpu.state, silent=gpu.silent, cordoned=cordon.covers(entry.device.uuid))
 
 
 def probes_of(inventory: DeviceInventory, reading: DriverReading) -> Mapping[str, Answer | Silence]:

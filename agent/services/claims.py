@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 WAIT_SECONDS: Final = 40.0
 """How long a call waits for what passes."""
-REPLY_SECONDS: Final = 43.0
-"""How long a call may take, also with a slow last try. Kubelet gives up after 45 s, and then shows no reason."""
+LAST_TRY_SECONDS: Final = 3.0
+"""How long the last try of a call that has waited may take."""
 ROOM_SECONDS: Final = 10.0
 """How long a call waits for room. The end of a pod may free a claim for the scheduler before kubelet releases it here."""
 POD_SECONDS: Final = 5.0
@@ -92,10 +92,13 @@ class ClaimManager:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._reports: set[asyncio.Task[None]] = set()
 
-    async def prepare(self, ref: ClaimRef) -> Sequence[Grant] | Refusal:
-        """Grant a claim's devices and write the files; return one grant for each request."""
+    async def prepare(self, ref: ClaimRef, wait_seconds: float = WAIT_SECONDS) -> Sequence[Grant] | Refusal:
+        """Grant a claim's devices and write the files; return one grant for each request.
+
+        Args: wait_seconds: how long to wait for what passes. The reply may take ``LAST_TRY_SECONDS`` more.
+        """
         with self._telemetry.prepare_seconds.time(), self._requests.first():
-            outcome = await self._in_time(ref)
+            outcome = await self._in_time(ref, wait_seconds)
         if isinstance(outcome, Refusal):
             self._telemetry.refusal(outcome.reason)
             logger.warning("claim refused: %s", outcome.message, extra={"reason": str(outcome.reason), "claim": str(ref)})
@@ -140,16 +143,17 @@ class ClaimManager:
     def _lock(self, uid: str) -> asyncio.Lock:
         return self._locks.setdefault(uid, asyncio.Lock())
 
-    async def _in_time(self, ref: ClaimRef) -> Sequence[Grant] | Refusal:
+    async def _in_time(self, ref: ClaimRef, wait_seconds: float) -> Sequence[Grant] | Refusal:
+        most_seconds = wait_seconds + LAST_TRY_SECONDS
         try:
-            async with asyncio.timeout(REPLY_SECONDS), self._lock(ref.uid):
-                return await self._patiently(ref)
+            async with asyncio.timeout(most_seconds), self._lock(ref.uid):
+                return await self._patiently(ref, wait_seconds)
         except TimeoutError:  # a file change in progress goes on, and the next try finds it
             slow = "the API server, or a disk of the node, is slow"
-            message = f"claim {ref} was not prepared in {REPLY_SECONDS:g} s: {slow}. The agent tries again when kubelet retries"
+            message = f"claim {ref} was not prepared in {most_seconds:.0f} s: {slow}. The agent tries again when kubelet retries"
             return Refusal(Reason.NODE_FAILURE, message)
 
-    async def _patiently(self, ref: ClaimRef) -> Sequence[Grant] | Refusal:
+    async def _patiently(self, ref: ClaimRef, wait_seconds: float) -> Sequence[Grant] | Refusal:
         """Try until the claim is prepared, is refused for good, or the time is up."""
         begun = self._clock.monotonic()
         while True:
@@ -157,7 +161,7 @@ class ClaimManager:
             outcome = await self._try(ref)
             if not isinstance(outcome, Refusal):
                 return outcome
-            left = begun + _PASSING.get(outcome.reason, 0.0) - self._clock.monotonic()
+            left = begun + min(_PASSING.get(outcome.reason, 0.0), wait_seconds) - self._clock.monotonic()
             if left <= 0:
                 return outcome
             await self._manager.changes.paced_after(seen, min(left, LOOK_SECONDS))

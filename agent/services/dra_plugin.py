@@ -3,7 +3,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc.aio
 
@@ -11,13 +11,15 @@ from agent.core.claims import ClaimRef
 from agent.core.identity import cdi_name
 from agent.core.ledger import Grant
 from agent.core.refusal import Refusal
-from agent.services.claims import ClaimManager
+from agent.services.claims import LAST_TRY_SECONDS, WAIT_SECONDS, ClaimManager
 from aliquot import contract
 from aliquot.kubelet_api import dra_pb2 as pb
 from aliquot.kubelet_api.dra_pb2_grpc import DRAPluginServicer
 
 Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
+REPLY_SECONDS: Final = 2.0
+"""How long before kubelet gives up a call its reply must leave, because kubelet then shows no reason."""
 
 
 class DraPlugin(DRAPluginServicer):
@@ -29,7 +31,8 @@ class DraPlugin(DRAPluginServicer):
     async def NodePrepareResources(self, request: pb.NodePrepareResourcesRequest, context: Context) -> pb.NodePrepareResourcesResponse:
         """Prepare claims; a claim that is not prepared has the reason in its entry."""
         refs = [_ref(claim) for claim in request.claims]
-        outcomes = await _side_by_side([self._claims.prepare(ref) for ref in refs])
+        wait_seconds = _wait_seconds(context.time_remaining())
+        outcomes = await _side_by_side([self._claims.prepare(ref, wait_seconds) for ref in refs])
         return pb.NodePrepareResourcesResponse(
             claims={
                 ref.uid: pb.NodePrepareResourceResponse(error=f"{contract.PRODUCT}: {outcome.message}")
@@ -64,6 +67,11 @@ def devices_of(grants: Iterable[Grant]) -> list[pb.Device]:
         if grant.claim is not None
         for position, device in enumerate(grant.claim.devices)
     ]
+
+
+def _wait_seconds(left_seconds: float | None) -> float:
+    """Return how long a call may wait. Args: left_seconds: until kubelet gives up; None without a limit."""
+    return WAIT_SECONDS if left_seconds is None else max(0.0, min(WAIT_SECONDS, left_seconds - LAST_TRY_SECONDS - REPLY_SECONDS))
 
 
 async def _side_by_side(calls: Sequence[Coroutine[None, None, T]]) -> Sequence[T]:

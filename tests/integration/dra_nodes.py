@@ -19,6 +19,8 @@ from aliquot_lab.standin.node import Node, NodeOptions
 from tests.unit.agent.fakes import until
 
 CALL_SECONDS = 20
+KUBELET_SECONDS = 45
+"""How long the real kubelet waits for a reply."""
 
 
 class FakeKubelet:
@@ -53,10 +55,12 @@ class FakeKubelet:
                 known.add(path)
             await asyncio.sleep(0.02)
 
-    async def prepare(self, *claims: dra_pb2.Claim, package: str = DRIVER_PACKAGES[0]) -> dra_pb2.NodePrepareResourcesResponse:
-        """Prepare claims in one call."""
+    async def prepare(
+        self, *claims: dra_pb2.Claim, package: str = DRIVER_PACKAGES[0], seconds: float = KUBELET_SECONDS
+    ) -> dra_pb2.NodePrepareResourcesResponse:
+        """Prepare claims in one call. Args: seconds: after which the call is given up."""
         request = dra_pb2.NodePrepareResourcesRequest(claims=claims)
-        return await self._call(f"/{package}.DRAPlugin/NodePrepareResources", request, dra_pb2.NodePrepareResourcesResponse)
+        return await self._call(f"/{package}.DRAPlugin/NodePrepareResources", request, dra_pb2.NodePrepareResourcesResponse, seconds)
 
     async def unprepare(self, *claims: dra_pb2.Claim, package: str = DRIVER_PACKAGES[0]) -> dra_pb2.NodeUnprepareResourcesResponse:
         """Release claims in one call."""
@@ -74,10 +78,10 @@ class FakeKubelet:
             )
             yield call(drahealth_pb2.NodeWatchResourcesRequest())
 
-    async def _call(self, path: str, request: Any, reply: Any) -> Any:
+    async def _call(self, path: str, request: Any, reply: Any, seconds: float = KUBELET_SECONDS) -> Any:
         async with grpc.aio.insecure_channel(f"unix:{self.endpoint}") as channel:
             call = channel.unary_unary(path, request_serializer=type(request).SerializeToString, response_deserializer=reply.FromString)
-            return await call(request)
+            return await call(request, timeout=seconds)
 
 
 @asynccontextmanager

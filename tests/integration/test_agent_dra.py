@@ -5,6 +5,7 @@ import asyncio
 import socket
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,8 @@ from agent.services.dra_registrar import DraRegistrar
 from aliquot import contract
 from aliquot.kubelet_api import dra_pb2, drahealth_pb2
 from aliquot_lab.standin.cluster import Kind
-from tests.integration.agent_nodes import manifest, not_ready_because, page, running
+from aliquot_lab.standin.node import Node
+from tests.integration.agent_nodes import QUICK, inject, manifest, not_ready_because, page, running
 from tests.integration.dra_nodes import FakeKubelet, allocate, claim_of, dra_node, offered
 from tests.unit.agent.builders import gpu, reading
 from tests.unit.agent.claim_builders import NODE, claim_object, result
@@ -76,6 +78,10 @@ async def kubelet(agent, directory):
     found = FakeKubelet(directory)
     await found.register()
     return found
+
+
+def taints_of(node: Node, device: str) -> list[dict[str, Any]]:
+    return [taint for one in offered(node) if one["name"] == device for taint in one.get("taints", ())]
 
 
 async def test_kubelet_finds_and_registers_driver(agent, kubelet):
@@ -180,6 +186,28 @@ class TestProcess:
             refused = (await kubelet.prepare(other)).claims[other.uid].error
             assert "Already granted there" in refused
             assert (await kubelet.unprepare(claim)).claims[claim.uid].error == ""
+            assert (await kubelet.prepare(other)).claims[other.uid].error == ""
+
+    async def test_claim_waits_while_its_gpu_does_not_answer(self, empty):
+        """T12. The GPU takes no new claims for a while after it answers again; this one was allocated before."""
+        async with dra_node(empty, *QUICK, "--health-recovery-seconds=60", "--health-max-recovery-seconds=60") as (node, kubelet):
+            claim = allocate(node, "train", "gpu-0", 1024)
+            inject(node, "hang", "3600000", "--gpu", "0")
+            await until(lambda: taints_of(node, "gpu-0"))
+            waiting = asyncio.ensure_future(kubelet.prepare(claim))
+            await asyncio.sleep(1)
+            assert not waiting.done()
+            inject(node, "hang", "0", "--gpu", "0")
+            assert (await waiting).claims[claim.uid].error == ""
+            assert taints_of(node, "gpu-0")
+
+    async def test_silent_gpu_is_named_before_kubelet_gives_up(self, empty):
+        async with dra_node(empty, *QUICK) as (node, kubelet):
+            claim, other = allocate(node, "train", "gpu-0", 1024), allocate(node, "other", "gpu-1", 1024)
+            inject(node, "hang", "3600000", "--gpu", "0")
+            await until(lambda: taints_of(node, "gpu-0"))
+            refused = (await kubelet.prepare(claim, seconds=8)).claims[claim.uid].error
+            assert "which does not answer now: " in refused
             assert (await kubelet.prepare(other)).claims[other.uid].error == ""
 
     async def test_deleted_slices_come_back(self, empty):

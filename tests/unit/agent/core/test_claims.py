@@ -103,6 +103,15 @@ class TestRefusals:
         broken = replace(INVENTORY, devices=(replace(INVENTORY.devices[0], trouble="XID 79"), INVENTORY.devices[1]))
         assert refused(claim_object("train", result(0)), node(inventory=broken)).reason is Reject.UNHEALTHY
 
+    @pytest.mark.parametrize("answers", [True, False])
+    def test_gpu_that_was_only_silent_is_granted_once_it_answers(self, answers):
+        silent = replace(INVENTORY.devices[0], trouble="no answer", silent=True, answers=answers)
+        quiet = replace(INVENTORY, devices=(silent, INVENTORY.devices[1]))
+        if answers:
+            assert granted(claim_object("train", result(0)), node(inventory=quiet))
+        else:
+            assert refused(claim_object("train", result(0)), node(inventory=quiet)).reason is Reason.NOT_READY
+
     def test_gpu_in_mig_mode(self):
         assert refused(claim_object("train", result(0)), node(inventory=inventory(gpu(0, mig=[instance(0, 0)])))).reason is Reject.MIG_MODE
 

@@ -49,6 +49,31 @@ def test_each_observation_leads_to_its_state(seen, state):
     assert after((0, seen)).state is state
 
 
+@pytest.mark.parametrize(
+    ("seen", "silent"),
+    [
+        ([HUNG], True),
+        ([HUNG, CLEAN], True),
+        ([HUNG, CLEAN, HUNG], True),
+        ([HUNG, SOFT], True),
+        ([HUNG, GONE], False),
+        ([HUNG, GONE, HUNG], False),
+        ([HUNG, HARD], False),
+        ([HUNG, RESET_DUE], False),
+        ([RESET_DUE, HUNG], False),
+        ([HARD, HUNG], False),
+        ([GONE, CLEAN], False),
+        ([CLEAN], False),
+    ],
+)
+def test_gpu_without_other_fault_is_known_to_be_only_silent(seen, silent):
+    assert after(*enumerate(seen)).silent is silent
+
+
+def test_gpu_that_is_healthy_again_is_not_silent():
+    assert not after((0, HUNG), (5, CLEAN), (35, CLEAN)).silent
+
+
 @pytest.mark.parametrize("fault", [RESET_DUE, HUNG, GONE])
 def test_after_fault_device_is_offered_once_clean_for_recovery_time(fault):
     assert after((0, fault), (5, CLEAN)).state is RECOVERING

@@ -3,6 +3,7 @@ import asyncio
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -219,11 +220,11 @@ async def test_waits_until_driver_lists_gpus_but_not_for_ever(tmp_path):
 
 async def test_hanging_request_is_answered_before_kubelet_gives_up(node, monkeypatch):
     answered = threading.Event()
-    monkeypatch.setattr(module, "REPLY_SECONDS", 0.05)
+    monkeypatch.setattr(module, "LAST_TRY_SECONDS", 0.05)
     monkeypatch.setattr(node.resources, "read_claim", lambda namespace, name: answered.wait())
-    refusal = await node.claims.prepare(ref("train"))
+    refusal = await node.claims.prepare(ref("train"), wait_seconds=0.95)
     answered.set()
-    assert (refusal.reason, "was not prepared in 0.05 s" in refusal.message) == (Reason.NODE_FAILURE, True)
+    assert (refusal.reason, "was not prepared in 1 s" in refusal.message) == (Reason.NODE_FAILURE, True)
     assert not node.manager.ledger.grants
 
 
@@ -357,11 +358,38 @@ async def test_grant_of_device_plugin_is_not_a_claims(node):
     assert node.manager.ledger.with_ids
 
 
+def kubelets_call(left_seconds: float | None) -> SimpleNamespace:
+    return SimpleNamespace(time_remaining=lambda: left_seconds)
+
+
+@pytest.mark.parametrize(
+    ("left_seconds", "waits_seconds"),
+    [
+        pytest.param(None, 40, id="no limit"),
+        pytest.param(45, 40, id="the real kubelet's limit"),
+        pytest.param(25, 20, id="after 20 s in the queue of an update"),
+        pytest.param(3, 0, id="nearly over"),
+    ],
+)
+async def test_call_waits_as_long_as_kubelet_does(node, left_seconds, waits_seconds):
+    node.resources.put(claim_object("train", result(0)))
+    node.resources.outage = True
+    request = pb.NodePrepareResourcesRequest(claims=[pb.Claim(namespace="default", name="train", uid="uid-train")])
+    waiting = asyncio.ensure_future(DraPlugin(node.claims).NodePrepareResources(request, kubelets_call(left_seconds)))
+    await asyncio.sleep(0.05)
+    if waits_seconds:
+        node.clock.seconds += waits_seconds - 0.1
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        node.clock.seconds += 0.1
+    assert "does not reply" in (await waiting).claims["uid-train"].error
+
+
 async def test_reply_has_entry_for_every_claim(node):
     node.resources.put(claim_object("good", result(0)))
     plugin = DraPlugin(node.claims)
     claims = [pb.Claim(namespace="default", name=name, uid=f"uid-{name}") for name in ("good", "gone")]
-    reply = await plugin.NodePrepareResources(pb.NodePrepareResourcesRequest(claims=claims), None)
+    reply = await plugin.NodePrepareResources(pb.NodePrepareResourcesRequest(claims=claims), kubelets_call(None))
     assert (len(reply.claims["uid-good"].devices), reply.claims["uid-good"].error) == (1, "")
     assert "claim default/gone does not exist" in reply.claims["uid-gone"].error
     back = await plugin.NodeUnprepareResources(pb.NodeUnprepareResourcesRequest(claims=claims), None)
