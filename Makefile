@@ -6,7 +6,7 @@
 #   make test    unit, property and integration tests, the C tests and the fuzz targets (bounded) among them
 #   make lint    ruff, mypy --strict, import-linter, plain English, C style, clang's warnings as errors
 #   make san     the C tests under ASan/UBSan and TSan
-#   make soak    the long forms of the chaos, fault, model-checking and fuzz tests (libFuzzer where clang has it), and make san
+#   make soak    the long forms of the chaos, fault, model-checking and fuzz tests (libFuzzer where clang has it), of make e2e, and make san
 #   make clients programs of others, such as nvidia-smi and numba, on the simulated driver and under the shim
 #   make bench   the benchmarks; figures with ratios
 #   make e2e     the suite on real Kubernetes components
@@ -52,6 +52,7 @@ clients: native $(VENV)/.dev
 
 soak: native $(VENV)/.dev
 	$(BIN)/python -m pytest -m soak --timeout=7200 $(ARGS)
+	$(BIN)/python -m pytest tests/e2e -m soak -n 0 --tb=short $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -2,8 +2,8 @@
 """Translates the topology of Kueue and KAI, on a pod that is in a gang of ours, into a domain of the gang.
 
 Kueue names node labels on the pods of a pod set. If it manages the pod, it also chooses the nodes itself; both together agree. A label that
-cannot be a level here is left to Kueue. KAI's scheduler does not see the pod, so such a label of KAI is refused.
-So is what KAI requires of a pod that is in no gang.
+cannot be a level here is left to Kueue. KAI's scheduler does not see the pod, so such a label of KAI is refused if it is required. So is what
+KAI requires of a pod that is in no gang. What is only preferred gets a warning.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Final
 from aliquot import contract
 from aliquot.contract.errors import quote
 from aliquot.placement.request import RequestError
-from scheduler_plugin.core.cluster.domains import CLIQUE, PLACE_WORDS, DomainMode, is_level
+from scheduler_plugin.core.cluster.domains import CLIQUE, HOST_LABEL, PLACE_WORDS, DomainMode, is_level
 from scheduler_plugin.webhook.draft import Draft
 
 _KUEUE: Final = {
@@ -52,9 +52,11 @@ def _set_domain(draft: Draft, name: str, mode: DomainMode) -> None:
 def set_domain(draft: Draft, source: str, mode: DomainMode, key: str) -> None:
     """Set the domain of the pod's gang to a node label. Raises RequestError."""
     if not is_level(key):
-        raise RequestError(
-            f"{source}: {quote(key)} cannot be a level here: expected a node label with one of {', '.join(PLACE_WORDS)} in its key"
-        )
+        trouble = f"{quote(key)} cannot be a level here: expected {HOST_LABEL}, or a node label with one of {', '.join(PLACE_WORDS)} in its key"
+        if mode is DomainMode.REQUIRED:
+            raise RequestError(f"{source}: {trouble}")
+        draft.warnings.append(f"{source} has no effect: {trouble}")
+        return
     draft.set_annotation(contract.ANNOTATION_DOMAIN, mode, source)
     draft.set_annotation(contract.ANNOTATION_DOMAIN_LEVEL, CLIQUE if key == _GFD_CLIQUE else key, source)
 

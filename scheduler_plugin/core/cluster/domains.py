@@ -19,6 +19,8 @@ CLIQUE: Final = "clique"
 RACK: Final = "rack"
 ZONE: Final = "zone"
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+HOST_LABEL: Final = "kubernetes.io/hostname"
+"""The level on which every node is a domain of its own."""
 PLACE_WORDS: Final = ("topology", "rack", "zone", "clique", "rdma")
 """A node label with one of these in its key says where the node is. Other labels are not kept: a node has dozens."""
 
@@ -56,7 +58,7 @@ def domain_request(annotations: Mapping[str, str]) -> DomainRequest | None:
     level = CLIQUE if level is None else level
     if not is_level(level):
         raise RequestError(
-            f"{contract.ANNOTATION_DOMAIN_LEVEL}: expected {CLIQUE}, {RACK}, {ZONE}, or the key of a node label with one of "
+            f"{contract.ANNOTATION_DOMAIN_LEVEL}: expected {CLIQUE}, {RACK}, {ZONE}, {HOST_LABEL}, or the key of a node label with one of "
             f"{', '.join(PLACE_WORDS)} in it, found {quote(level)}"
         )
     return DomainRequest(DomainMode(mode), level)
@@ -64,12 +66,16 @@ def domain_request(annotations: Mapping[str, str]) -> DomainRequest | None:
 
 def is_level(text: str) -> bool:
     """Whether a text names a level that nodes can have."""
-    return any(word in text.lower() for word in PLACE_WORDS)
+    return text == HOST_LABEL or _is_place(text)
 
 
 def place_labels(labels: Labels) -> Labels:
     """Return the labels of a node that say where it is."""
-    return {key: value for key, value in labels.items() if value and is_level(key)}
+    return {key: value for key, value in labels.items() if value and _is_place(key)}
+
+
+def _is_place(key: str) -> bool:
+    return any(word in key.lower() for word in PLACE_WORDS)
 
 
 def domain_of(name: str, gpu: GpuNode | None, labels: Labels, level: str) -> str:

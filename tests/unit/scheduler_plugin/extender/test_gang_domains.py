@@ -49,6 +49,18 @@ def test_required_gang_goes_to_the_clique_with_room():
     assert scene.cliques() == {"a"}
 
 
+def test_on_level_of_hosts_each_node_is_a_domain():
+    level = {contract.ANNOTATION_DOMAIN_LEVEL: "kubernetes.io/hostname"}
+    fits, too_large = Fabric(2), Fabric(3)
+    for scene, count in ((fits, 2), (too_large, 3)):
+        scene.gang |= level
+        with_members(scene, count)
+    assert fits.filter("m0")[0]
+    assert len({reservation.node for reservation in fits.state.reservations.values()}) == 1
+    sentence = "gang: 3 members need one kubernetes.io/hostname, and the one with most room, a1, takes 2"
+    assert too_large.filter("m0") == ([], {sentence})
+
+
 def test_required_gang_waits_and_says_why_if_no_clique_has_room():
     scene = with_members(Fabric(4), 4)
     scene.fill(3, 3)

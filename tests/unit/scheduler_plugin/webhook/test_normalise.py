@@ -774,7 +774,12 @@ def gang_member(**words: str) -> dict:
 @pytest.mark.parametrize("word", [KUEUE, KAI])
 @pytest.mark.parametrize("mode", ["required", "preferred"])
 @pytest.mark.parametrize(
-    ("label", "level"), [("cloud.example/topology-rack", "cloud.example/topology-rack"), ("nvidia.com/gpu.clique", "clique")]
+    ("label", "level"),
+    [
+        ("cloud.example/topology-rack", "cloud.example/topology-rack"),
+        ("nvidia.com/gpu.clique", "clique"),
+        ("kubernetes.io/hostname", "kubernetes.io/hostname"),
+    ],
 )
 def test_topology_of_other_systems_becomes_domain_of_gang(word, mode, label, level):
     annotations = admitted(gang_member(**{word.format(mode): label}))["metadata"]["annotations"]
@@ -784,6 +789,13 @@ def test_topology_of_other_systems_becomes_domain_of_gang(word, mode, label, lev
 def test_unusable_level_is_left_to_kueue_and_refused_for_kai():
     assert contract.ANNOTATION_DOMAIN not in admitted(gang_member(**{KUEUE.format("required"): "pool"}))["metadata"]["annotations"]
     assert "cannot be a level" in refusal(gang_member(**{KAI.format("required"): "pool"}))
+
+
+def test_unusable_level_that_kai_only_prefers_is_warned_of():
+    pod = gang_member(**{KAI.format("preferred"): "pool"})
+    (warning,) = normaliser().admit(pod).warnings
+    assert "topology-preferred-placement has no effect: 'pool' cannot be a level here" in warning
+    assert contract.ANNOTATION_DOMAIN not in admitted(pod)["metadata"]["annotations"]
 
 
 @pytest.mark.parametrize("word", [KUEUE, KAI])
