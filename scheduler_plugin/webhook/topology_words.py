@@ -52,7 +52,9 @@ def _set_domain(draft: Draft, name: str, mode: DomainMode) -> None:
 def set_domain(draft: Draft, source: str, mode: DomainMode, key: str) -> None:
     """Set the domain of the pod's gang to a node label. Raises RequestError."""
     if not is_level(key):
-        trouble = f"{quote(key)} cannot be a level here: expected {HOST_LABEL}, or a node label with one of {', '.join(PLACE_WORDS)} in its key"
+        trouble = (
+            f"{quote(key)} cannot be a level here: expected {HOST_LABEL}, or a node label with one of {', '.join(PLACE_WORDS)} in its key"
+        )
         if mode is DomainMode.REQUIRED:
             raise RequestError(f"{source}: {trouble}")
         draft.warnings.append(f"{source} has no effect: {trouble}")
