@@ -2,8 +2,8 @@
 """Translates the topology of Kueue and KAI, on a pod that is in a gang of ours, into a domain of the gang.
 
 Kueue names node labels on the pods of a pod set. If it manages the pod, it also chooses the nodes itself; both together agree. A label that
-cannot be a level here is left to Kueue. KAI's scheduler does not see the pod, so such a label of KAI is refused if it is required. So is what
-KAI requires of a pod that is in no gang. What is only preferred gets a warning.
+cannot be a level here is left to Kueue. KAI's scheduler does not see the pod, so such a label of KAI is refused if KAI requires it. So is
+what KAI requires of a pod that is in no gang. What it only prefers gets a warning.
 """
 
 from collections.abc import Sequence

@@ -5,8 +5,8 @@
 
 A stand-in node with eight simulated H200 and a real agent process. Calls go over the agent's Unix socket, as kubelet's do: each reads a
 claim from the API, writes ledger row, limits, region and CDI spec, and waits until a container runtime can see the spec. Each round has
-claims of its own, which are released at its end; one of several claims begins when the agent is idle. Ends with 1 when a figure misses
-its target.
+claims of its own, which are released at its end; one of several claims begins when the agent is idle. The memory with both interfaces is that
+of an agent with 110 pods of the device plugin and 110 claims on the same GPUs. Ends with 1 when a figure misses its target.
 """
 
 import argparse
@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,7 +32,8 @@ from aliquot.paths import built
 from aliquot_lab.standin.node import Node
 from tests.bench.bench_agent import GPUS, Figure, cpu_seconds, resident_mib
 from tests.bench.report import table
-from tests.integration.dra_nodes import allocate, dra_node
+from tests.integration.agent_nodes import container, manifest, running
+from tests.integration.dra_nodes import FakeKubelet, allocate, dra_node
 
 AT_ONCE = (1, 16, 110)
 TARGETS_SECONDS = {1: 0.050, 110: 0.250}
@@ -51,17 +54,37 @@ UNPREPARE = f"/{DRIVER_PACKAGES[0]}.DRAPlugin/NodeUnprepareResources"
 async def measure(claims: int) -> list[Figure]:
     """Prepare and release as many claims with each number of calls at once."""
     figures = []
+    async with measured_node() as (node, kubelet), grpc.aio.insecure_channel(f"unix:{kubelet.endpoint}") as channel:
+        for at_once in AT_ONCE:
+            figures += await measure_rounds(node, channel, at_once, claims)
+    return [*figures, await measure_memory()]
+
+
+@asynccontextmanager
+async def measured_node(*flags: str) -> AsyncIterator[tuple[Node, FakeKubelet]]:
+    """A node with what is below ``/run`` in memory, and the shim as the image has it."""
     with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
         for name in IN_MEMORY:
             (Path(memory) / name).mkdir()
             (Path(directory) / name).symlink_to(Path(memory) / name)
-        flags = "--log-level=warning", f"--shim-dir={stripped_shim(Path(memory))}"
-        async with dra_node(Path(directory), *flags) as (node, kubelet):
-            async with grpc.aio.insecure_channel(f"unix:{kubelet.endpoint}") as channel:
-                for at_once in AT_ONCE:
-                    figures += await measure_rounds(node, channel, at_once, claims)
-            figures.append(Figure("resident memory", resident_mib(node.agent.pid), "MiB", 70.0))
-    return figures
+        own = "--log-level=warning", f"--shim-dir={stripped_shim(Path(memory))}", *flags
+        async with dra_node(Path(directory), *own) as found:
+            yield found
+
+
+async def measure_memory() -> Figure:
+    """Fill a node through both interfaces."""
+    most = max(AT_ONCE)
+    async with measured_node("--allocation=both", f"--shares-per-gpu={2 * most // GPUS + 1}") as (node, kubelet):
+        names = [f"pod-{number}" for number in range(most)]
+        for name in names:
+            node.create_pod(manifest(name, container(mib=CLAIM_MIB)))
+        await running(node, *names, timeout_seconds=120)
+        async with grpc.aio.insecure_channel(f"unix:{kubelet.endpoint}") as channel:
+            claims = [allocate(node, f"claim-{number}", f"gpu-{number % GPUS}", CLAIM_MIB) for number in range(most)]
+            await asyncio.gather(*(prepare(channel, claim) for claim in claims))
+        await idle(node)
+        return Figure(f"resident memory with {most} pods and {most} claims", resident_mib(node.agent.pid), "MiB", 70.0)
 
 
 def stripped_shim(folder: Path) -> Path:
