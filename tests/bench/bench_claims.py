@@ -5,8 +5,8 @@
 
 A stand-in node with eight simulated H200 and a real agent process. Calls go over the agent's Unix socket, as kubelet's do: each reads a
 claim from the API, writes ledger row, limits, region and CDI spec, and waits until a container runtime can see the spec. Each round has
-claims of its own, which are released at its end; one of several claims begins when the agent is idle. The memory with both interfaces is that
-of an agent with 110 pods of the device plugin and 110 claims on the same GPUs. Ends with 1 when a figure misses its target.
+claims of its own, which are released at its end; one of several claims begins when the agent is idle. The memory with both interfaces is
+that of an agent with 110 pods of the device plugin and 110 claims on the same GPUs. Ends with 1 when a figure misses its target.
 """
 
 import argparse
