@@ -20,7 +20,6 @@ import numpy as np
 
 from aliquot import contract
 from aliquot.contract.errors import ContractError
-from scheduler_plugin.core.admit.nodes import NodeDirectory, rules_of
 from scheduler_plugin.core.claims.first_fit import Claim, Device, Request, SearchTooLongError, Taken
 from scheduler_plugin.core.claims.groups import Group
 from scheduler_plugin.core.claims.planned import CORES, PlannedPod, as_container, as_shares
@@ -28,6 +27,7 @@ from scheduler_plugin.core.claims.pools import Pools, node_of
 from scheduler_plugin.core.claims.selecting import meets
 from scheduler_plugin.core.claims.stored import StoredClaim
 from scheduler_plugin.core.cluster.hold_uids import claim_uid
+from scheduler_plugin.core.cluster.nodes import NodeDirectory, rules_of
 from scheduler_plugin.core.cluster.pods import PodFacts, Use
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.cluster.state import Reservation, Stage

@@ -24,8 +24,8 @@ from aliquot import contract
 from aliquot.kube.errors import KubeApiError, KubeConflictError, KubeNotFoundError, KubeRefusedError
 from scheduler_plugin.core.admit.answer import Step, step_for
 from scheduler_plugin.core.admit.kueue import CONTROLLER_NAME, PodSet, State, Workload
-from scheduler_plugin.core.admit.nodes import NodeDirectory
 from scheduler_plugin.core.admit.seating import Demand, Lacking, Seat, Seating, SeatRecord, decode_seats, encode_seats
+from scheduler_plugin.core.cluster.nodes import NodeDirectory
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.extender.workload_seats import Hold, WorkloadKey, hold_text

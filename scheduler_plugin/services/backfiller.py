@@ -11,16 +11,20 @@ still keeps.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
+
+import numpy as np
 
 from aliquot.contract.model import PodRequest
 from aliquot.kube.errors import KubeApiError
 from scheduler_plugin.core.backfill.hold import Hold
 from scheduler_plugin.core.backfill.lifetimes import ages_by_template, usual_end
 from scheduler_plugin.core.backfill.search import ending_order, find_hold, importance
+from scheduler_plugin.core.cluster.columns import Bools
 from scheduler_plugin.core.cluster.gang import gang_of_pod
 from scheduler_plugin.core.cluster.journal import Snapshot
+from scheduler_plugin.core.cluster.nodes import NodeDirectory
 from scheduler_plugin.core.cluster.pod_template import Template
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.reasons import NodeReason
@@ -66,9 +70,11 @@ class Backfiller:
         leads: Callable[[], bool],
         scheduler_name: str,
         api: EndedPodApi,
+        directory: NodeDirectory,
     ) -> None:
         """Args: snapshot: takes one of the present state. leads: whether this replica decides. scheduler_name: of the pods to serve."""
         self._api = api
+        self._directory = directory
         self._context = context
         self._snapshot = snapshot
         self._retry = retry
@@ -189,7 +195,7 @@ class Backfiller:
 
     def _waits(self, pod: PodFacts) -> bool:
         """Whether a pod has waited long enough, and held room may help it."""
-        if pod.gpu is None or pod.node_name or not pod.may_start or pod.is_confined or pod.nominated_node:
+        if pod.gpu is None or pod.node_name or not pod.may_start or pod.is_picky or pod.nominated_node:
             return False
         if pod.gpu.scheduler_name != self._scheduler_name or pod.uid in self._context.state.reservations:
             return False
@@ -206,7 +212,17 @@ class Backfiller:
         if gang is not None:
             planner = self._context.gangs.planner
             return bool(verdict.curable.any()) and not planner.need_not_wait(pod, gang) and bool(planner.needed(pod, gang))
-        return bool(verdict.curable.any()) and not (verdict.reason == NodeReason.FITS.value).any()
+        allowed = self._allowed([pod])
+        return self._has(verdict.curable, allowed) and not self._has(verdict.reason == NodeReason.FITS.value, allowed)
+
+    def _allowed(self, pods: Iterable[PodFacts]) -> frozenset[str] | None:
+        """Return the names of the nodes that all these pods may use by their rules; None for all nodes."""
+        found = [self._directory.allowed(rules) for rules in {pod.nodes for pod in pods if pod.nodes is not None}]
+        return frozenset.intersection(*found) if found else None
+
+    def _has(self, rows: Bools, names: frozenset[str] | None) -> bool:
+        """Whether one of the marked rows is one of these nodes. Args: names: None for all nodes."""
+        return bool(rows.any()) and (names is None or any(self._context.state.names[row] in names for row in np.flatnonzero(rows).tolist()))
 
     def _shape(self, pod: PodFacts) -> PodShape | None:
         request = self._context.verdicts.requests.of(pod)
@@ -217,7 +233,8 @@ class Backfiller:
         members, clock = self._members(pod), self._context.clock
         begun = clock.monotonic()
         order = await self._ending_order()
-        hold = await asyncio.to_thread(find_hold, self._snapshot(), [member.uid for member in members], order)
+        uids, allowed = [member.uid for member in members], self._allowed(members)
+        hold = await asyncio.to_thread(find_hold, self._snapshot(), uids, order, allowed)
         now = clock.monotonic()
         self._rests_until = max(self._rests_until, now + REST_FACTOR * (now - begun))
         if hold is None:

@@ -14,8 +14,8 @@ from enum import StrEnum
 from typing import Final, Generic, TypeVar
 
 from aliquot.contract.gpunode import GpuNode
-from scheduler_plugin.core.admit.nodes import NodeDirectory, NodeFacts
 from scheduler_plugin.core.cluster.budgets import Budget, Budgets
+from scheduler_plugin.core.cluster.nodes import NodeDirectory, NodeFacts
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.extender.bind import CONFIRM_SECONDS

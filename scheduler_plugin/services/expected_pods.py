@@ -9,7 +9,7 @@ import msgspec
 
 from aliquot.contract.errors import ContractError
 from scheduler_plugin.core.admit.kueue import PodSet, Workload
-from scheduler_plugin.core.admit.nodes import NodeRules, rules_of
+from scheduler_plugin.core.cluster.nodes import NodeRules, rules_of
 from scheduler_plugin.core.cluster.objects import PodObject, pod_facts
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.webhook.normalise import Normaliser

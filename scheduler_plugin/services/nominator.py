@@ -23,6 +23,7 @@ from aliquot import contract
 from aliquot.contract.model import PodRequest
 from aliquot.kube.errors import KubeApiError, KubeRefusedError
 from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.core.cluster.nodes import NodeDirectory
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.cluster.state import Stage
@@ -54,6 +55,7 @@ class Nominator:
         context: ExtenderContext,
         api: NominationApi,
         may_nominate: Callable[[], bool],
+        directory: NodeDirectory,
         scheduler_name: str = contract.SCHEDULER_NAME,
         min_nodes: int = MIN_NODES,
     ) -> None:
@@ -65,6 +67,7 @@ class Nominator:
         self._context = context
         self._api = api
         self._may_nominate = may_nominate
+        self._directory = directory
         self._scheduler_name = scheduler_name
         self._min_nodes = min_nodes
         self._placed: dict[str, PodFacts] = {}
@@ -151,6 +154,9 @@ class Nominator:
         fits[[row for node in context.state.closed_nodes if (row := context.state.row_of(node)) is not None]] = False
         fitting = np.flatnonzero(fits)
         fitting = fitting[host_has_room(context.state.columns, fitting, shape.demand)]
+        if pod.nodes is not None and len(fitting):
+            allowed = self._directory.allowed(pod.nodes)
+            fitting = fitting[[context.state.names[row] in allowed for row in fitting.tolist()]]
         if not len(fitting):
             return None
         row = best_row(context.verdicts.shapes, verdict, fitting, pod.uid)
@@ -167,7 +173,7 @@ class Nominator:
         soft = self._context.state.soft
         if gang_or_error(pod) is not None or pod.scheduling_group or soft.tainted or soft.concern(pod):
             return False
-        return not (pod.is_confined or pod.tolerates or pod.prefers or pod.needs_preparing)
+        return not (pod.is_picky or pod.tolerates or pod.prefers or pod.needs_preparing)
 
     def _start(self, pod: PodFacts, node: str) -> None:
         if node and not pod.preempts:

@@ -14,12 +14,12 @@ from aliquot.contract.features import Gate
 from scheduler_plugin.adapters.aiohttp_transport import KubeConnection
 from scheduler_plugin.adapters.clock import SystemClock
 from scheduler_plugin.adapters.kube_watch import Stream
-from scheduler_plugin.core.admit.nodes import NodeFacts, Taint
 from scheduler_plugin.core.claims.planned import decode_planned
 from scheduler_plugin.core.claims.stored import decode_claim
 from scheduler_plugin.core.cluster.budgets import Budget
 from scheduler_plugin.core.cluster.domains import place_labels
 from scheduler_plugin.core.cluster.journal import Rules
+from scheduler_plugin.core.cluster.nodes import NodeFacts, Taint
 from scheduler_plugin.core.cluster.objects import (
     BudgetObject,
     NodeObject,

@@ -89,7 +89,9 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
     retry = Retry(context, pods, lambda: leaders.decides, lambda: watch.caught_up_at(Source.PODS), telemetry, settings.scheduler_name)
     preemptor = Preemptor(context, pods, events_api, retry.retry_pod, lambda: leaders.decides, telemetry)
     new_victims = NewVictims(context, retry.retry_pod, lambda: retry.undecided, preemptor.look_again, lambda: leaders.decides)
-    nominator = Nominator(context, pods, lambda: leaders.decides and settings.answer is Answer.ONE, settings.scheduler_name)
+    nominator = Nominator(
+        context, pods, lambda: leaders.decides and settings.answer is Answer.ONE, watch.directory, settings.scheduler_name
+    )
     succeeded = SucceededMembers(context, pods, lambda: leaders.decides)
     restarts = GangRestarts(context, pods, events_api, lambda: leaders.decides)
     times = PreemptionTimes(context, retry.retry_pod, lambda: leaders.decides)
@@ -118,7 +120,8 @@ def make_scheduling(settings: Settings, connection: KubeConnection, cluster: Clu
         moving = Consolidator(context, api, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, telemetry, scope)
     holding: Backfiller | None = None
     if Gate.BACKFILL in settings.gates:
-        holding = Backfiller(context, explainer.full_snapshot, retry.retry_pod, lambda: leaders.decides, settings.scheduler_name, pods)
+        leads, name, directory = lambda: leaders.decides, settings.scheduler_name, watch.directory
+        holding = Backfiller(context, explainer.full_snapshot, retry.retry_pod, leads, name, pods, directory)
         watch.on_ended = holding.learn
     templates = ClaimTemplates(KubeTemplates(connection), cluster.clock, lambda: leaders.decides) if settings.translate_to_claims else None
     claims = ClaimRetry(context, pods, lambda: leaders.decides) if cluster.claims is not None else None

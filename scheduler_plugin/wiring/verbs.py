@@ -17,8 +17,8 @@ from aliquot.contract.features import Gate
 from aliquot.contract.model import Allocation, Device
 from aliquot.placement import mig
 from scheduler_plugin.adapters.http import Verb
-from scheduler_plugin.core.admit.nodes import NodeDirectory
 from scheduler_plugin.core.admit.queues import GpuSizes
+from scheduler_plugin.core.cluster.nodes import NodeDirectory
 from scheduler_plugin.core.cluster.objects import PodObject, pod_facts
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState

@@ -20,7 +20,7 @@ from aliquot.contract import codec
 from aliquot.kube.errors import KubeApiError, KubeConflictError, KubeNotFoundError, KubeRefusedError
 from aliquot.kube.requests import timestamp
 from scheduler_plugin.core.admit.kueue import CONTROLLER_NAME, AdmissionCheck, Flavor, decode_workload
-from scheduler_plugin.core.admit.nodes import NodeDirectory, NodeFacts
+from scheduler_plugin.core.cluster.nodes import NodeDirectory, NodeFacts
 from scheduler_plugin.core.cluster.objects import PodObject, pod_facts
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState

@@ -18,9 +18,9 @@ from aliquot.contract.codec import decode_assignment, encode_assignment
 from aliquot.contract.model import Allocation, PodAssignment, PodRequest, Policy
 from aliquot.contract.units import parse_quantity
 from aliquot.kube.errors import KubeApiError, KubeConflictError, KubeNotFoundError
-from scheduler_plugin.core.admit.nodes import NodeDirectory, NodeFacts
 from scheduler_plugin.core.claims.planned import FINALIZER, decode_planned
 from scheduler_plugin.core.claims.stored import StoredClaim, decode_claim
+from scheduler_plugin.core.cluster.nodes import NodeDirectory, NodeFacts
 from scheduler_plugin.core.cluster.objects import PodObject, pod_facts
 from scheduler_plugin.core.cluster.pods import PodFacts, Use, footprint
 from scheduler_plugin.core.cluster.state import ClusterState, Stage

@@ -22,6 +22,7 @@ from aliquot.contract.model import Policy
 from scheduler_plugin.core.backfill.hold import PATIENCE_SECONDS, Outlook
 from scheduler_plugin.core.cluster.hold_uids import HOLD_PREFIX
 from scheduler_plugin.core.cluster.journal import Rules
+from scheduler_plugin.core.cluster.nodes import NodeDirectory, NodeFacts, NodeRules
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS
@@ -34,6 +35,8 @@ from tests.unit.scheduler_plugin.api import pod_object
 from tests.unit.scheduler_plugin.builders import filter_body, make_context, make_node, make_pod
 
 NODES, GPUS, GPU_MIB = ("n1", "n2", "n3"), 4, 1000
+POOL = NodeRules((("pool", "a"),))
+"""A selector that two of the nodes meet."""
 TICK_SECONDS = 3600
 PATIENCE = int(PATIENCE_SECONDS) // TICK_SECONDS
 
@@ -74,6 +77,9 @@ class World:
         self.entered = 0
         """How many pods entered held room."""
         self.restarted_at = self.now
+        self.directory = NodeDirectory()
+        for node in NODES:
+            self.directory.put(NodeFacts(node, {"pool": "b" if node == "n1" else "a"}))
         self.start()
 
     def start(self) -> None:
@@ -85,18 +91,17 @@ class World:
         self.context = make_context(self.state, monotonic=lambda: self.now, now=lambda: self.now, soft_seconds=10.0)
         self.binder = Binder(self.context, cast(PodApi, self), lambda: True)
         explainer = Explainer(self.context, Rules(Policy.FRAG, DEFAULT_WEIGHTS), lambda: 0.0)
-        self.backfiller = Backfiller(
-            self.context, explainer.full_snapshot, self.retry, lambda: True, contract.SCHEDULER_NAME, cast(EndedPodApi, self)
-        )
+        name, api = contract.SCHEDULER_NAME, cast(EndedPodApi, self)
+        self.backfiller = Backfiller(self.context, explainer.full_snapshot, self.retry, lambda: True, name, api, self.directory)
 
     async def retry(self, uid: str) -> None:
         """kube-scheduler tries all pods in every period anyway."""
 
-    def create(self, name: str, vgpus: int, annotations: Mapping[str, str]) -> PodFacts:
+    def create(self, name: str, vgpus: int, annotations: Mapping[str, str], nodes: NodeRules | None = None) -> PodFacts:
         pod = make_pod(name, annotations=annotations, vgpu=str(vgpus), vgpu_memory=str(vgpus * GPU_MIB))
         assert pod.gpu is not None
         gpu = replace(pod.gpu, scheduler_name=contract.SCHEDULER_NAME)
-        self.pods[name] = pod = replace(pod, gpu=gpu, created_at=self.now, controller_uid=name, controller_kind="Job")
+        self.pods[name] = pod = replace(pod, gpu=gpu, created_at=self.now, controller_uid=name, controller_kind="Job", nodes=nodes)
         self.state.set_pod(pod)
         return pod
 
@@ -105,9 +110,9 @@ class World:
         annotations = {} if stated is None else {contract.ANNOTATION_EXPECTED_RUNTIME: f"{stated}h"}
         self.create(f"small-{number}", self.random.choice((1, 1, 2)), annotations)
 
-    def create_large(self, name: str, members: int) -> list[str]:
+    def create_large(self, name: str, members: int, nodes: NodeRules | None = None) -> list[str]:
         gang = {contract.ANNOTATION_GANG: name, contract.ANNOTATION_GANG_MIN: str(members)} if members > 1 else {}
-        return [self.create(f"{name}-{number}", GPUS, gang).uid for number in range(members)]
+        return [self.create(f"{name}-{number}", GPUS, gang, nodes).uid for number in range(members)]
 
     def runtime(self, pod: PodFacts) -> int:
         """Return how many ticks a pod really runs."""
@@ -127,7 +132,8 @@ class World:
         limits = {name.rpartition("/")[2].replace("-", "_"): amount for name, amount in pod.gpu.containers[0].limits.items()}
         item = pod_object(pod.name, uid=pod.uid, annotations=dict(pod.gpu.annotations), controller=pod.controller_uid, **limits)
         item["spec"]["containers"][0]["resources"]["requests"].pop("cpu")
-        enough = [node for node in NODES if self.free_on(node) >= int(limits["vgpu"])]
+        allowed = NODES if pod.nodes is None else self.directory.allowed(pod.nodes)
+        enough = [node for node in NODES if node in allowed and self.free_on(node) >= int(limits["vgpu"])]
         if not enough:
             return
         reply = filter_body(self.context, json.dumps({"Pod": item, "NodeNames": enough}).encode(), self.now, Answer.ONE)
@@ -222,8 +228,13 @@ class World:
         self.start()
 
 
-async def history(kind: Kind, seed: int, *, holds: bool = True, members: int = 1, restarts: bool = False) -> World:
-    """Fill the nodes, let a large pod come, and from then on more small pods than there is room."""
+async def history(
+    kind: Kind, seed: int, *, holds: bool = True, members: int = 1, restarts: bool = False, nodes: NodeRules | None = None
+) -> World:
+    """Fill the nodes, let a large pod come, and from then on more small pods than there is room.
+
+    Args: nodes: which the large pod requires.
+    """
     world, number = World(kind, seed, holds=holds), 0
     for _ in range(3):
         for _ in range(6):
@@ -231,7 +242,7 @@ async def history(kind: Kind, seed: int, *, holds: bool = True, members: int = 1
             world.create_small(number)
         await world.tick()
     world.drop_waiting()
-    large = world.create_large("large", members)
+    large = world.create_large("large", members, nodes)
     came_at = world.now
     for _ in range(90):
         while sum(pod.name.startswith("pod-small") and not pod.node_name for pod in world.pods.values()) < 6:
@@ -263,10 +274,27 @@ async def test_large_pod_starts_within_bound(name: str, restarts: bool) -> None:
     assert entered or name in ("unknown", "mixed"), "no pod used held room"
 
 
-async def test_gang_over_two_nodes_starts_within_bound() -> None:
+@pytest.mark.parametrize("nodes", [None, POOL], ids=["", "with a node selector"])
+async def test_gang_over_two_nodes_starts_within_bound(nodes: NodeRules | None) -> None:
     for seed in range(5):
-        world = await history(KINDS["mixed"], seed, members=2, restarts=bool(seed % 2))
+        world = await history(KINDS["mixed"], seed, members=2, restarts=bool(seed % 2), nodes=nodes)
         assert {"large-0", "large-1"} <= world.started.keys()
+
+
+@pytest.mark.parametrize("name", KINDS)
+async def test_pod_with_node_selector_starts_within_bound(name: str) -> None:
+    for seed in range(3):
+        world = await history(KINDS[name], seed, restarts=bool(seed % 2), nodes=POOL)
+        assert "large-0" in world.started
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", KINDS)
+async def test_two_thousand_histories_of_each_kind_start_within_bound(name: str) -> None:
+    for seed in range(2000):
+        members, nodes = 1 + seed % 2, (None, POOL)[seed // 2 % 2]
+        world = await history(KINDS[name], seed, members=members, restarts=bool(seed // 4 % 2), nodes=nodes)
+        assert {f"large-{number}" for number in range(members)} <= world.started.keys()
 
 
 async def test_right_statements_start_large_pod_at_first_time_that_was_said() -> None:

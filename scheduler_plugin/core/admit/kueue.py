@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import msgspec
 
 from aliquot import contract
-from scheduler_plugin.core.admit.nodes import Taint, Toleration
+from scheduler_plugin.core.cluster.nodes import Taint, Toleration
 from scheduler_plugin.core.cluster.objects import Metadata
 
 API: Final = "apis/kueue.x-k8s.io/v1beta2"

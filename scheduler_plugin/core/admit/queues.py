@@ -16,7 +16,7 @@ import msgspec
 from aliquot import contract
 from aliquot.contract.model import Preferences
 from scheduler_plugin.core.admit.kueue import Flavor
-from scheduler_plugin.core.admit.nodes import NodeDirectory, NodeRules, Toleration, rules_of
+from scheduler_plugin.core.cluster.nodes import NodeDirectory, NodeRules, Toleration, rules_of
 from scheduler_plugin.core.cluster.objects import Metadata
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.fit.columnar import device_sizes
@@ -24,7 +24,6 @@ from scheduler_plugin.core.fit.columnar import device_sizes
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 """Of an object, with the name of a LocalQueue in its namespace."""
 _ANY_TAINT: Final = (Toleration(operator="Exists"),)
-_MOST_KEPT: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +85,11 @@ class ClusterQueue(msgspec.Struct, frozen=True):
 
 
 class GpuSizes:
-    """The memory sizes of the GPUs on which a pod can run. Kept until a node changes: the nodes of equal rules, as many pods have."""
+    """The memory sizes of the GPUs on which a pod can run."""
 
     def __init__(self, state: ClusterState, directory: NodeDirectory) -> None:
         self._state = state
         self._directory = directory
-        self._nodes: dict[NodeRules, frozenset[str]] = {}
-        self._nodes_at = directory.version
 
     def __call__(self, spec: Mapping[str, Any], queue: Queue | None, preferences: Preferences) -> set[int]:
         """Return the sizes in MiB: of the nodes that the pod's own rules and one of the queue's flavors allow.
@@ -118,13 +115,8 @@ class GpuSizes:
         """Return the sizes on the nodes with the labels that some rules require. Taints do not count: a cordon changes no size."""
         if not rules.selector and rules.terms is None:
             return device_sizes(self._state.columns, preferences)
-        if self._nodes_at != self._directory.version or len(self._nodes) >= _MOST_KEPT:
-            self._nodes.clear()
-            self._nodes_at = self._directory.version
-        rules = replace(rules, tolerations=_ANY_TAINT)
-        if rules not in self._nodes:
-            self._nodes[rules] = self._directory.allowed(rules)
-        rows = (self._state.row_of(name) for name in self._nodes[rules])
+        names = self._directory.allowed(replace(rules, tolerations=_ANY_TAINT))
+        rows = (self._state.row_of(name) for name in names)
         return device_sizes(self._state.columns, preferences, [row for row in rows if row is not None])
 
 

@@ -19,9 +19,9 @@ import numpy as np
 from aliquot.placement.refusal import Refusal
 from aliquot.placement.request import RequestError
 from scheduler_plugin.core.admit.kueue import Domain
-from scheduler_plugin.core.admit.nodes import NodeDirectory, NodeRules
 from scheduler_plugin.core.cluster.columns import Bools
 from scheduler_plugin.core.cluster.decisions import QueriedNodes
+from scheduler_plugin.core.cluster.nodes import NodeDirectory, NodeRules
 from scheduler_plugin.core.cluster.plan import not_offered, plan_on_node
 from scheduler_plugin.core.cluster.pods import PodFacts, footprint
 from scheduler_plugin.core.cluster.reasons import NodeReason

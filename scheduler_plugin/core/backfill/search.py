@@ -47,10 +47,11 @@ def ending_order(pods: Sequence[PodFacts], ends: Mapping[str, float | None]) -> 
     return [uid for _, uid in known] + [pod.uid for pod in sorted(unknown, key=lambda pod: (pod.started_at or inf, pod.uid))]
 
 
-def find_hold(snapshot: Snapshot, member_uids: Sequence[str], order: Sequence[str]) -> Hold | None:
+def find_hold(snapshot: Snapshot, member_uids: Sequence[str], order: Sequence[str], allowed: Collection[str] | None = None) -> Hold | None:
     """Find the room for waiting pods that start together; None if there is none even without the pods that end.
 
-    Args:   order: the UIDs of the pods that end (``ending_order``).
+    Args:   order: the UIDs of the pods that end (``ending_order``). allowed: the names of the nodes that all the waiting pods may use;
+            None for all nodes.
     Raises: SnapshotError.
     """
     state = restore(snapshot)
@@ -58,6 +59,9 @@ def find_hold(snapshot: Snapshot, member_uids: Sequence[str], order: Sequence[st
     members = [pod for uid in member_uids if (pod := state.pods.get(uid)) is not None and not pod.node_name]
     if len(members) < len(member_uids) or not members:
         return None
+    if allowed is not None:
+        for name in _names(state) - frozenset(allowed):
+            state.drop_gpu_node(name)
     return search(state, Planner(state, shapes, snapshot.rules.default_policy), members, order)
 
 
@@ -89,7 +93,7 @@ def _fit_together(state: ClusterState, planner: Planner, members: Sequence[PodFa
     return True
 
 
-def _names(state: ClusterState) -> Collection[str]:
+def _names(state: ClusterState) -> frozenset[str]:
     return frozenset(name for name in state.names if name)
 
 

@@ -5,10 +5,10 @@ Decoding a pod takes 10 µs; with full models it takes 2 ms. The watch, the exte
 module, so they read a pod in the same way.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.model import ContainerSpec, Pod
 from scheduler_plugin.core.cluster.budgets import Budget
+from scheduler_plugin.core.cluster.nodes import NodeRules, Toleration, rules_from
 from scheduler_plugin.core.cluster.pods import SUCCEEDED, PodFacts, PodTerm, asks_gpu
 from scheduler_plugin.core.cluster.selectors import Operator, Requirement, Selector, exactly
 
@@ -28,7 +29,8 @@ _TOLERATED: Final = (_GPU_TAINT, "node.kubernetes.io/not-ready", "node.kubernete
 """What pods tolerate without a word of their user: the webhook adds the first, and the API server the others."""
 """Clouds set it on nodes with GPUs, and GPU pods tolerate it (setting tolerateGpuTaint)."""
 _CACHED_QUANTITIES: Final = 8192
-_CACHED_LABELS: Final = 8192
+_CACHED_VALUES: Final = 8192
+_Value = TypeVar("_Value", bound=Hashable)
 
 
 class OwnerReference(msgspec.Struct):
@@ -183,12 +185,6 @@ class Volume(msgspec.Struct, rename="camel"):
     def is_counted(self) -> bool:
         """Whether kube-scheduler checks which other pods use the volume, or how many a node has."""
         return any(getattr(self, field) is not None for field in self.__struct_fields__)
-
-
-class Toleration(msgspec.Struct):
-    """A toleration of a pod."""
-
-    key: str = ""
 
 
 class PodSpec(msgspec.Struct, rename="camel"):
@@ -349,6 +345,7 @@ def pod_facts(item: PodObject) -> PodFacts:
         started_at=more.started_at,
         created_at=more.created_at,
         is_confined=more.is_confined,
+        nodes=more.nodes,
         tolerates=more.tolerates,
         claims=_claims(item) if spec.resource_claims else (),
     )
@@ -372,6 +369,7 @@ class _GpuFacts(NamedTuple):
     started_at: float | None = None
     created_at: float | None = None
     is_confined: bool = False
+    nodes: NodeRules | None = None
     tolerates: bool = False
 
 
@@ -391,6 +389,7 @@ def _gpu_facts(item: PodObject) -> _GpuFacts:
         _seconds(item.status.start_time),
         _seconds(metadata.creation_timestamp),
         depends_on_more or _selects_nodes(spec),
+        _node_rules(spec) if _selects_nodes(spec) and not spec.node_name else None,
         any(one.key not in _TOLERATED for one in spec.tolerations or ()),
     )
 
@@ -434,6 +433,13 @@ def _selects_nodes(spec: PodSpec) -> bool:
     """Whether a pod requires labels of its node."""
     affinity = spec.affinity or _NO_AFFINITY
     return bool(spec.node_selector) or (affinity.node_affinity is not None and affinity.node_affinity.required is not None)
+
+
+def _node_rules(spec: PodSpec) -> NodeRules:
+    """Raises msgspec.ValidationError."""
+    affinity = (spec.affinity or _NO_AFFINITY).node_affinity
+    rules: NodeRules = _shared(rules_from(spec.node_selector, None if affinity is None else affinity.required, spec.tolerations))
+    return rules
 
 
 def host_amounts(item: NodeObject) -> tuple[int, int, int]:
@@ -581,10 +587,10 @@ def _limits(container: Container) -> Mapping[str, str]:
     return {name: str(amount) for name, amount in limits.items()} if limits else {}
 
 
-@lru_cache(maxsize=_CACHED_LABELS)
-def _shared(labels: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Return the first object with these labels. Replicas have equal labels, and the state keeps 50,000 pods."""
-    return labels
+@lru_cache(maxsize=_CACHED_VALUES)
+def _shared(value: _Value) -> _Value:
+    """Return the first object that is equal. Replicas have equal labels and rules, and the state keeps 50,000 pods."""
+    return value
 
 
 def _ours(annotations: Mapping[str, str]) -> Mapping[str, str]:

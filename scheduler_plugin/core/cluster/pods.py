@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.model import ContainerSpec, DeviceShare, Pod, PodAssignment
+from scheduler_plugin.core.cluster.nodes import NodeRules
 from scheduler_plugin.core.cluster.selectors import Selector
 
 SUCCEEDED: Final = "Succeeded"
@@ -82,6 +83,8 @@ class PodFacts:
     is_confined: bool = False
     """Whether it asks for GPUs, and kube-scheduler checks for it what is not known here: a node selector, a required affinity to nodes, or
     what ``is_picky`` lists."""
+    nodes: NodeRules | None = None
+    """Which nodes it requires, if it asks for GPUs and is not bound yet; None for any node."""
     tolerates: bool = False
     """Whether it asks for GPUs, and may run on nodes with taints other than the one for GPU nodes."""
     is_preempted: bool = False

@@ -16,6 +16,7 @@ from scheduler_plugin.core.backfill.hold import SENTENCE
 from scheduler_plugin.core.backfill.lifetimes import MIN_ENDED
 from scheduler_plugin.core.cluster.hold_uids import hold_uid
 from scheduler_plugin.core.cluster.journal import Rules
+from scheduler_plugin.core.cluster.nodes import NodeDirectory, NodeFacts, NodeRules
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.explain.replay import Recorded, read_document, replay
 from scheduler_plugin.core.explain.why import Why
@@ -50,7 +51,9 @@ class Scene:
         self.state.set_pod(replace(running, started_at=self.now, controller_kind="Job"))
         self.context = make_context(self.state, monotonic=lambda: self.now, now=lambda: self.now)
         self.explainer = Explainer(self.context, Rules(Policy.FRAG, DEFAULT_WEIGHTS), lambda: 0.0)
-        self.service = Backfiller(self.context, self.explainer.full_snapshot, self.retry, lambda: self.leads, "ours", self)
+        self.directory = NodeDirectory()
+        self.directory.put(NodeFacts("n1", {"pool": "a"}))
+        self.service = Backfiller(self.context, self.explainer.full_snapshot, self.retry, lambda: self.leads, "ours", self, self.directory)
 
     async def ended_pods(self) -> Sequence[EndedPod]:
         if self.ended is None:
@@ -101,7 +104,7 @@ async def test_pod_that_just_came_gets_no_room() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"gates": ("g",)}, {"is_confined": True}, {"nominated_node": "n1"}, {"deletion_requested": True}],
+    [{"gates": ("g",)}, {"is_picky": True}, {"nodes": NodeRules((("pool", "b"),))}, {"nominated_node": "n1"}, {"deletion_requested": True}],
     ids=lambda one: next(iter(one)),
 )
 async def test_pod_that_room_does_not_help_gets_none(fields: dict[str, Any]) -> None:
@@ -109,6 +112,21 @@ async def test_pod_that_room_does_not_help_gets_none(fields: dict[str, Any]) -> 
     scene.create("big", **fields)
     await scene.pass_time()
     assert not scene.owners
+
+
+async def test_pod_that_selects_full_nodes_gets_room_though_others_are_empty() -> None:
+    scene = Scene()
+    scene.state.set_gpu_node(make_node("n2", 2))
+    scene.state.set_host("n2", 16_000, 64_000)
+    scene.directory.put(NodeFacts("n2", {"pool": "b"}))
+    scene.create("anywhere")
+    await scene.pass_time()
+    assert not scene.owners
+    scene.create("here", nodes=NodeRules((("pool", "a"),)))
+    await scene.pass_time()
+    assert scene.owners == {"here"}
+    assert scene.context.held_room.held is not None
+    assert scene.context.held_room.held.nodes == {"n1"}
 
 
 async def test_pod_of_another_scheduler_gets_no_room() -> None:

@@ -12,6 +12,7 @@ import pytest
 from aliquot import contract
 from aliquot.kube.errors import KubeApiError, KubeRefusedError
 from scheduler_plugin.core.cluster.decisions import Decision
+from scheduler_plugin.core.cluster.nodes import NodeDirectory, NodeFacts, NodeRules
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState, Reservation, Stage
 from scheduler_plugin.core.fit.shapes import PodShape, Shapes, Verdict
@@ -50,7 +51,8 @@ class Scene:
         self.now = 0.0
         self.context = make_context(self.state, monotonic=lambda: self.now)
         self.api = Api()
-        self.nominator = Nominator(self.context, self.api, lambda: True, min_nodes=min_nodes)
+        self.directory = NodeDirectory()
+        self.nominator = Nominator(self.context, self.api, lambda: True, self.directory, min_nodes=min_nodes)
 
     def comes(self, uid: str, **changed: Any) -> PodFacts:
         """Have the watch show a pod that waits, with a whole GPU."""
@@ -187,7 +189,8 @@ async def test_small_clusters_are_left_to_kube_scheduler():
 
 
 SPECIAL: dict[str, dict[str, Any]] = {
-    "selects nodes": {"is_confined": True},
+    "selects nodes that nobody knows": {"nodes": NodeRules((("pool", "a"),))},
+    "has a host port": {"is_picky": True},
     "tolerates taints": {"tolerates": True},
     "prefers nodes": {"prefers": True},
     "needs volumes": {"needs_preparing": True},
@@ -196,6 +199,20 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "is nominated already": {"nominated_node": "n00"},
     "has an invalid request": {"annotations": {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "many"}},
 }
+
+
+async def test_pods_that_select_nodes_get_one_of_these():
+    scene = Scene()
+    pools = {f"n{number:02}": "a" if number % 4 else "b" for number in range(NODES)}
+    for name, pool in pools.items():
+        scene.directory.put(NodeFacts(name, {"pool": pool}))
+    for number in range(FIRST):
+        scene.comes(f"first-{number}")
+    for number in range(4):
+        scene.comes(f"p{number}", nodes=NodeRules((("pool", "b"),)))
+    nominated = await scene.step()
+    assert nominated.keys() == {f"p{number}" for number in range(4)}
+    assert {pools[node] for node in nominated.values()} == {"b"}
 
 
 @pytest.mark.parametrize("special", SPECIAL)

@@ -13,8 +13,8 @@ import pytest
 from aliquot import contract
 from aliquot_lab.standin.patches import apply_json_patch
 from scheduler_plugin.core.admit.kueue import decode_flavor
-from scheduler_plugin.core.admit.nodes import NodeDirectory, NodeFacts, Taint
 from scheduler_plugin.core.admit.queues import GpuSizes, decode_cluster_queue, decode_local_queue
+from scheduler_plugin.core.cluster.nodes import NodeDirectory, NodeFacts, Taint
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.fit.columnar import device_sizes
 from scheduler_plugin.services.kueue_objects import KueueObjects

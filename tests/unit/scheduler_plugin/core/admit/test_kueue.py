@@ -16,7 +16,7 @@ from scheduler_plugin.core.admit.kueue import (
     decode_priority_class,
     decode_workload,
 )
-from scheduler_plugin.core.admit.nodes import Toleration
+from scheduler_plugin.core.cluster.nodes import Toleration
 
 
 def workload(*conditions: tuple[str, str], spec: dict[str, Any] | None = None, **status: Any) -> bytes:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_plugin.core.admit.kueue import Domain
-from scheduler_plugin.core.admit.nodes import NodeDirectory, NodeFacts, NodeRules
 from scheduler_plugin.core.admit.seating import Demand, Lacking, Seat, Seating, SeatRecord, decode_seats, encode_seats
+from scheduler_plugin.core.cluster.nodes import NodeDirectory, NodeFacts, NodeRules
 from scheduler_plugin.core.cluster.state import ClusterState
 from tests.unit.scheduler_plugin.builders import make_context, make_device, make_node, make_pod
 

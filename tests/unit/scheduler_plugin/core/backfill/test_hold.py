@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may use held room, where it is, and when it is free."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -63,7 +64,7 @@ class Cluster:
         pod = make_pod(uid, node=node, annotations=annotations, shares=shares, vgpu="1", vgpu_memory=str(mib))
         self.state.set_pod(replace(pod, started_at=NOW, controller_kind=kind))
 
-    def hold(self, *uids: str, vgpus: int = 2, mib: int = 2000) -> Hold | None:
+    def hold(self, *uids: str, vgpus: int = 2, mib: int = 2000, allowed: Collection[str] | None = None) -> Hold | None:
         for uid in uids:
             gang = {contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: str(len(uids))} if len(uids) > 1 else {}
             pod = make_pod(uid, annotations=gang, vgpu=str(vgpus), vgpu_memory=str(mib))
@@ -72,7 +73,7 @@ class Cluster:
         lifetimes = Lifetimes()
         ends = {pod.uid: None if (known := lifetimes.of(pod)) is None else NOW + known.usual for pod in bound}
         snapshot = snapshot_of(self.state.moment(), Rules(Policy.FRAG, DEFAULT_WEIGHTS), NOW)
-        return find_hold(snapshot, uids, ending_order(bound, ends))
+        return find_hold(snapshot, uids, ending_order(bound, ends), allowed)
 
     def outlook(self, hold: Hold) -> Outlook:
         return outlook_of(self.state, hold, Lifetimes(), NOW)
@@ -92,6 +93,18 @@ def test_room_is_held_where_it_is_free_first() -> None:
     assert outlook.low <= outlook.middle <= outlook.high
     assert outlook.until is not None
     assert outlook.until <= NOW + 5 * HOUR
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_room_is_held_on_allowed_nodes_only(members: int) -> None:
+    cluster = Cluster("n1", "n2", "n3")
+    for number, node in enumerate(("n1", "n2", "n3")):
+        cluster.run(f"{node}-0", node, 0, 1 + number)
+        cluster.run(f"{node}-1", node, 1, 1 + number)
+    hold = cluster.hold(*(f"big-{number}" for number in range(members)), allowed={"n2", "n3"})
+    assert hold is not None
+    assert hold.nodes == {"n2", "n3"} if members == 2 else hold.nodes == {"n2"}
+    assert cluster.hold("nowhere", allowed=()) is None
 
 
 def test_state_of_search_is_a_copy() -> None:

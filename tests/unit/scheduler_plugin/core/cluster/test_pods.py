@@ -5,6 +5,7 @@ import msgspec
 import pytest
 
 from aliquot.contract.model import ContainerAssignment, PodAssignment
+from scheduler_plugin.core.cluster.nodes import NodeDirectory, NodeFacts, Taint
 from scheduler_plugin.core.cluster.objects import NodeObject, PodObject, host_amounts, pod_facts
 from scheduler_plugin.core.cluster.pods import Use, footprint
 from tests.unit.scheduler_plugin.builders import make_share, make_spec
@@ -139,6 +140,11 @@ def test_only_a_pod_with_gpus_is_noted_as_one_that_is_prepared():
 
 GPU = {"nvidia.com/vgpu": 1, "nvidia.com/vgpu-memory": 400, "nvidia.com/vgpu-cores": 10, "cpu": 1, "memory": "1Gi"}
 REQUIRED = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]}
+IN_POOLS = {
+    "requiredDuringSchedulingIgnoredDuringExecution": {
+        "nodeSelectorTerms": [{"matchExpressions": [{"key": "pool", "operator": "In", "values": ["a", "b"]}]}]
+    }
+}
 PREFERRED = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}
 
 
@@ -171,13 +177,41 @@ def test_for_some_pods_kube_scheduler_looks_at_more_than_amounts(spec):
         {},
         {"containers": [container(limits=GPU) | {"ports": [{"containerPort": 80}]}]},
         {"volumes": [{"name": "scratch", "emptyDir": {}}, {"name": "token", "projected": {"sources": []}}]},
-        {"affinity": {"podAntiAffinity": PREFERRED, "nodeAffinity": REQUIRED}},
+        {"affinity": {"podAntiAffinity": PREFERRED, "nodeAffinity": IN_POOLS}},
         {"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]},
     ],
     ids=str,
 )
 def test_for_others_it_looks_at_amounts_alone(spec):
     assert not facts(**({"containers": [container(limits=GPU)]} | spec)).is_picky
+
+
+@pytest.mark.parametrize(
+    ("spec", "allowed"),
+    [
+        ({}, None),
+        ({"affinity": {"nodeAffinity": PREFERRED}}, None),
+        ({"nodeSelector": {"pool": "b"}}, {"b"}),
+        ({"nodeSelector": {"pool": "c"}}, set()),
+        ({"nodeSelector": {"pool": "c"}, "tolerations": [{"key": "new", "operator": "Exists"}]}, {"c"}),
+        ({"affinity": {"nodeAffinity": IN_POOLS}}, {"a", "b"}),
+        ({"affinity": {"nodeAffinity": IN_POOLS}, "nodeSelector": {"pool": "a"}}, {"a"}),
+    ],
+    ids=str,
+)
+def test_nodes_that_waiting_pod_with_gpus_requires_are_known(spec, allowed):
+    directory = NodeDirectory()
+    for pool in "abc":
+        directory.put(NodeFacts(pool, {"pool": pool}, (Taint("new", effect="NoSchedule"),) if pool == "c" else ()))
+    rules = facts(containers=[container(limits=GPU)], **spec).nodes
+    assert (None if rules is None else directory.allowed(rules)) == allowed
+    assert facts(containers=[container(limits=GPU)], nodeName="a", **spec).nodes is None
+    assert facts(containers=[container()], **spec).nodes is None
+
+
+def test_pods_of_one_template_share_their_rules():
+    first, second = (facts(containers=[container(limits=GPU)], nodeSelector={"pool": "b"}).nodes for _ in range(2))
+    assert first is second
 
 
 def test_pod_with_required_anti_affinity_repels_others_with_or_without_gpus():

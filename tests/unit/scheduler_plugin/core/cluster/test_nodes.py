@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_plugin.core.admit.nodes import NodeDirectory, NodeFacts, Taint, Toleration, rules_of
+from scheduler_plugin.core.cluster.nodes import NodeDirectory, NodeFacts, Taint, Toleration, rules_of
 
 PLAIN = NodeFacts("plain")
 GOLD = NodeFacts("gold", {"pool": "gold", "size": "8"})

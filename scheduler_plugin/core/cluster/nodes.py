@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 HARD_EFFECTS: Final = ("NoSchedule", "NoExecute")
+_MOST_ANSWERS: Final = 256
 
 
 class Taint(msgspec.Struct, frozen=True):
@@ -138,21 +139,25 @@ class NodeDirectory:
         self.version = 0
         """Grows when the rules of a pod may allow a node that they did not allow before."""
         self._nodes: dict[str, NodeFacts] = {}
+        self._allowed: dict[NodeRules, frozenset[str]] = {}
+        """Answers for the present nodes: pods of a template have the same rules."""
 
     def put(self, node: NodeFacts) -> None:
         """Store a new or changed node."""
         if self._nodes.get(node.name) != node:
             self._nodes[node.name] = node
             self.version += 1
+            self._allowed.clear()
 
     def drop(self, name: str) -> None:
         """Forget a node."""
-        self._nodes.pop(name, None)
+        if self._nodes.pop(name, None) is not None:
+            self._allowed.clear()
 
     def keep(self, names: Collection[str]) -> None:
         """Forget all nodes but these."""
         for name in self._nodes.keys() - set(names):
-            del self._nodes[name]
+            self.drop(name)
 
     def knows(self, name: str) -> bool:
         """Whether a node exists."""
@@ -160,7 +165,18 @@ class NodeDirectory:
 
     def allowed(self, rules: NodeRules) -> frozenset[str]:
         """Return the names of the nodes that a pod with these rules may use."""
-        return frozenset(name for name, node in self._nodes.items() if rules.allow(node))
+        found = self._allowed.get(rules)
+        if found is None:
+            if len(self._allowed) >= _MOST_ANSWERS:
+                self._allowed.clear()
+            found = self._allowed[rules] = frozenset(name for name, node in self._nodes.items() if rules.allow(node))
+        return found
+
+
+def rules_from(selector: Mapping[str, str] | None, required: Any, tolerations: Iterable[Toleration] | None) -> NodeRules:
+    """Put rules together. Args: required: the node affinity's required part, as JSON. Raises msgspec.ValidationError."""
+    terms = None if required is None else msgspec.convert(required, _Required).node_selector_terms
+    return NodeRules(tuple(sorted((selector or {}).items())), terms, tuple(tolerations or ()))
 
 
 class _NodeAffinity(msgspec.Struct):
@@ -185,6 +201,4 @@ def rules_of(spec: Mapping[str, Any]) -> NodeRules:
     """Read the rules of a pod's spec. Raises msgspec.ValidationError."""
     read = msgspec.convert(spec, _Spec)
     affinity = None if read.affinity is None else read.affinity.node_affinity
-    required = None if affinity is None or affinity.required is None else msgspec.convert(affinity.required, _Required)
-    terms = None if required is None else required.node_selector_terms
-    return NodeRules(tuple(sorted((read.node_selector or {}).items())), terms, tuple(read.tolerations or ()))
+    return rules_from(read.node_selector, None if affinity is None else affinity.required, read.tolerations)
