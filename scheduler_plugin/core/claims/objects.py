@@ -14,6 +14,7 @@ from typing import Any, Final
 from aliquot.contract.errors import ContractError
 from aliquot.contract.units import parse_quantity
 from scheduler_plugin.core.claims.first_fit import Capacity, Claim, Device, Draw, Match, PoolKey, Request, Taint, Toleration
+from scheduler_plugin.core.claims.versions import parse_version
 
 Json = Mapping[str, Any]
 
@@ -24,7 +25,7 @@ _KINDS: Final = ("string", "int", "bool", "version")
 def devices_of(node: str, slices: Iterable[Json]) -> Sequence[Device]:
     """Return the devices that only this node has, in the search's order.
 
-    Raises: ContractError: devices of other nodes may draw on the counters of a pool here; or a quantity cannot be read.
+    Raises: ContractError: devices of other nodes may draw on the counters of a pool here; or a quantity or version cannot be read.
     """
     pools: dict[PoolKey, list[Json]] = {}
     for one in slices:
@@ -160,8 +161,14 @@ def _whole_name(name: str, driver: str) -> str:
 
 
 def _value(attribute: Json) -> object:
-    """Return an attribute's value with its kind: the text "1" is not the number 1. None for another kind, such as a list."""
-    return next(((kind, attribute[kind]) for kind in _KINDS if attribute.get(kind) is not None), None)
+    """Return an attribute's value with its kind: the text "1" is not the number 1. None for another kind, such as a list.
+
+    Raises: ContractError: Kubernetes cannot read a version. It then evaluates no selector for the device.
+    """
+    found = next(((kind, attribute[kind]) for kind in _KINDS if attribute.get(kind) is not None), None)
+    if found is not None and found[0] == "version":
+        parse_version(found[1])
+    return found
 
 
 def _capacity(raw: Json) -> Capacity:

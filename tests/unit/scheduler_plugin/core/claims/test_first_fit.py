@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases with a name; tests/property/test_first_fit.py compares with Kubernetes' allocator."""
 
+from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,11 @@ def asks(memory: int, count: int = 1) -> Claim:
 def names(*claims: Claim, devices: int = 2, usage: Usage | None = None, effort: Effort | None = None) -> list[list[str]] | None:
     found = predict([device(number) for number in range(devices)], usage or Usage(), claims, lambda _expression, _device: True, effort)
     return None if found is None else [[taken.device[2] for taken in one] for one in found]
+
+
+def slice_with(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    spec = {"driver": "d", "nodeName": "n", "pool": {"name": "n", "resourceSliceCount": 1}}
+    return {"metadata": {"name": "s"}, "spec": {**spec, "devices": [raw]}}
 
 
 def test_first_device_with_room_is_taken_not_the_best():
@@ -50,14 +57,24 @@ def test_request_for_more_devices_than_have_room_needs_no_combinations(count: in
 
 def test_attribute_of_another_kind_is_an_error_not_a_prediction():
     """Such as a list, since Kubernetes 1.36."""
-    spec = {"driver": "d", "nodeName": "n", "pool": {"name": "n", "resourceSliceCount": 1}}
-    device = {"name": "nic-0", "attributes": {"rail": {"strings": ["a", "b"]}}}
-    found = devices_of("n", [{"metadata": {"name": "s"}, "spec": {**spec, "devices": [device]}}])
+    found = devices_of("n", [slice_with({"name": "nic-0", "attributes": {"rail": {"strings": ["a", "b"]}}})])
     claim = Claim(((Request("r"),),), (Match("d/rail"),))
     with pytest.raises(ContractError, match="not predicted"):
         predict(found, Usage(), [claim], lambda *_: True)
     with pytest.raises(ContractError, match="of a known kind"):
         meets("device.attributes['d'].rail != 'c'", found[0])
+
+
+def test_device_with_unreadable_version_is_an_error_not_a_prediction():
+    """Kubernetes then evaluates none of its attributes."""
+    with pytest.raises(ContractError, match="64 bits"):
+        devices_of("n", [slice_with({"name": "gpu-0", "attributes": {"firmware": {"version": f"{1 << 64}.0.0"}}})])
+
+
+def test_capacity_with_two_names_is_an_error_not_a_prediction():
+    found = devices_of("n", [slice_with({"name": "gpu-0", "capacity": {"memory": {"value": "1"}, "d/memory": {"value": "2"}}})])
+    with pytest.raises(ContractError, match="expected one"):
+        meets("device.capacity['d'].memory.isLessThan(quantity('3'))", found[0])
 
 
 @pytest.mark.parametrize(

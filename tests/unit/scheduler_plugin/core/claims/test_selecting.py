@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tests/e2e/test_dra.py has the same selectors evaluated by kube-scheduler."""
+"""Cases with a name; tests/property/test_first_fit.py compares with Kubernetes' own evaluation."""
 
 import contextlib
 import re
@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from aliquot.contract.errors import ContractError
 from aliquot.contract.model import ContainerRequest, Preferences
+from aliquot.contract.units import parse_quantity
 from aliquot.placement import model_name
-from scheduler_plugin.core.claims.first_fit import Device
+from scheduler_plugin.core.claims.first_fit import Capacity, Device
 from scheduler_plugin.core.claims.selecting import meets
 from scheduler_plugin.core.claims.templates import template_of
 
-OURS = "gpu.aliquot.dev"
+OURS, NVIDIA = "gpu.aliquot.dev", "gpu.nvidia.com"
 
 
 def device(model: str = "NVIDIA H200", uuid: str = "GPU-a") -> Device:
@@ -25,8 +26,9 @@ def device(model: str = "NVIDIA H200", uuid: str = "GPU-a") -> Device:
         f"{OURS}/uuid": ("string", uuid),
         "resource.kubernetes.io/numaNode": ("int", 1),
         "x.y/flag": ("bool", True),
+        f"{NVIDIA}/cudaComputeCapability": ("version", "9.0.0"),
     }
-    return Device((OURS, "n1", "gpu-0"), attributes=attributes)
+    return Device((OURS, "n1", "gpu-0"), {"memory": Capacity(parse_quantity("40Gi"))}, attributes=attributes)
 
 
 LEAVES = st.sampled_from(["a", "B", "-", ".", "[ab]", "[^a]", "[a-c]", "^", "$", "", "a?", "b{2}", "\\\\w"])
@@ -40,6 +42,7 @@ PATTERNS = st.recursive(
     max_leaves=6,
 )
 ATTRIBUTES = f"device.attributes['{OURS}']"
+CAPABILITY, MEMORY = f"device.attributes['{NVIDIA}'].cudaComputeCapability", f"device.capacity['{OURS}'].memory"
 
 
 @pytest.mark.parametrize(
@@ -60,18 +63,48 @@ ATTRIBUTES = f"device.attributes['{OURS}']"
         ("device.attributes['x.y'].flag", True),
         ("device.attributes['x.y'].flag == false || false == true", False),
         (f"(device.driver == 'a' || device.driver == '{OURS}') && !(device.driver == 'b')", True),
+        ("!device.attributes['x.y'].flag in [true, false]", True),
+        (f"({ATTRIBUTES}.type == 'mig') == false", True),
+        (f"{ATTRIBUTES}.productName.lowerAscii().matches('^nvidia h200$')", True),
+        (f"{ATTRIBUTES}.productName.lowerAscii() == 'NVIDIA H200'", False),
+        (f"{ATTRIBUTES}.productName.startsWith('NVIDIA') && {ATTRIBUTES}.productName.endsWith('00')", True),
+        (f"{ATTRIBUTES}.productName.contains('h2')", False),
+        (f"{CAPABILITY}.isGreaterThan(semver('8.0.0'))", True),
+        (f"{CAPABILITY}.isGreaterThan(semver('9.0.0'))", False),
+        (f"{CAPABILITY}.isLessThan(semver('10.0.0'))", True),
+        (f"{CAPABILITY}.compareTo(semver('9.0.0-rc.1')) > 0", True),
+        (f"{CAPABILITY}.compareTo(semver('12.0.0')) == -1", True),
+        (f"{CAPABILITY} == semver('9.0.0+build')", True),
+        (f"{MEMORY}.compareTo(quantity('40Gi')) >= 0", True),
+        (f"{MEMORY}.compareTo(quantity('42949672961')) >= 0", False),
+        (f"{MEMORY}.isGreaterThan(quantity('40G'))", True),
+        (f"{MEMORY}.isLessThan(quantity('40Gi'))", False),
+        (f"{MEMORY} == quantity('40960Mi')", True),
     ],
 )
-def test_comparison_of_attributes_is_evaluated(expression: str, expected: bool) -> None:
+def test_comparison_is_evaluated(expression: str, expected: bool) -> None:
     assert meets(expression, device()) is expected
 
 
 @pytest.mark.parametrize(
     "expression",
     [
-        f"{ATTRIBUTES}.cudaComputeCapability.isGreaterThan(semver('8.0.0'))",
         f"{ATTRIBUTES}.absent == 'x'",
-        "device.capacity['gpu.aliquot.dev'].memory.compareTo(quantity('10Gi')) > 0",
+        f"{ATTRIBUTES}.uuid in ['GPU-a', {ATTRIBUTES}.absent]",
+        f"{ATTRIBUTES}.uuid == 'GPU\\?'",
+        f"{ATTRIBUTES}.uuid < 'GPU-b'",
+        f"{ATTRIBUTES}.uuid.isLessThan(semver('8.0.0'))",
+        f"{CAPABILITY} == '9.0.0'",
+        f"{CAPABILITY} != '9.0.0'",
+        f"{CAPABILITY} in ['9.0.0']",
+        f"{CAPABILITY}.isGreaterThan(semver('8.0'))",
+        f"{CAPABILITY}.isGreaterThan(semver('8.0', true))",
+        f"{CAPABILITY}.isGreaterThan(quantity('8'))",
+        f"{MEMORY}.isGreaterThan(quantity('0.1n'))",
+        f"{MEMORY}.isGreaterThan(quantity('40 Gi'))",
+        f"{MEMORY}.isGreaterThan(40)",
+        f"device.capacity['{NVIDIA}'].memory.isGreaterThan(quantity('1'))",
+        "device.attributes['resource.kubernetes.io'].numaNode.lowerAscii() == '1'",
         "'x' in device.attributes",
         f"{ATTRIBUTES}.productName.matches('(?=a)')",
         f"{ATTRIBUTES}.productName.matches('\\\\pL{{1000}}')",
