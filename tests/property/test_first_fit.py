@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prediction of kube-scheduler's choice equals the choice of Kubernetes' own allocator, on random nodes and claims.
 
-The allocator is the one of the version that the end-to-end suite runs. The program around it is built from the same modules as that suite,
-so this test needs a Go tool chain.
+The allocator is the one of the version that the end-to-end suite runs, with its evaluation of CEL. The program around it is built from the
+same modules as that suite, so this test needs a Go tool chain.
 """
 
 import itertools
@@ -19,21 +19,22 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
+from aliquot.contract.errors import ContractError
 from aliquot.contract.units import parse_quantity
-from scheduler_plugin.core.claims.first_fit import Device, SearchTooLongError, Taken, Usage, predict
+from scheduler_plugin.core.claims.first_fit import SearchTooLongError, Taken, Usage, predict
 from scheduler_plugin.core.claims.objects import claim_of, devices_of
+from scheduler_plugin.core.claims.selecting import meets
 from tests.e2e.cluster.host import GO_BUILD
 from tests.e2e.cluster.paths import CLUSTER_SOURCE
 
-CASES = 300
-"""Of a run of the suite; about half of them fit."""
+CASES, SELECTORS = 300, 100
+"""Of a run of the suite; about half of the cases fit."""
 MANY_CASES = 100_000
 """Of the long form."""
 DRIVER, NODE = "gpu.aliquot.dev", "node-1"
 NUMA = "resource.kubernetes.io/numaNode"
 OURS = f"device.driver == '{DRIVER}'"
 FAST = f"device.attributes['{DRIVER}'].model == 'fast'"
-ON_NODE_0 = "device.attributes['resource.kubernetes.io'].numaNode == 0"
 CLASSES: Mapping[str, Mapping[str, Any]] = {
     name: {"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": expression}}]}}
     for name, expression in (("any", OURS), ("fast", FAST))
@@ -42,14 +43,8 @@ CLASSES: Mapping[str, Mapping[str, Any]] = {
 Json = dict[str, Any]
 
 
-def selects(expression: str, device: Device) -> bool:
-    """Evaluate the few expressions that the cases have."""
-    meanings = {
-        OURS: device.key[0] == DRIVER,
-        FAST: device.attributes[f"{DRIVER}/model"] == ("string", "fast"),
-        ON_NODE_0: device.attributes[NUMA] == ("int", 0),
-    }
-    return meanings[expression]
+class SelectorError(AssertionError):
+    """Kubernetes cannot evaluate a selector, so it fails for the whole node."""
 
 
 class Allocator:
@@ -59,7 +54,7 @@ class Allocator:
         self._process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def allocate(self, case: Json) -> list[list[Json]] | None:
-        """Return the devices of each claim; None if they do not fit."""
+        """Return the devices of each claim; None if they do not fit. Raises SelectorError."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(case) + "\n")
@@ -67,6 +62,8 @@ class Allocator:
         answer = json.loads(self._process.stdout.readline())
         if "exceeds the claim limit" in answer.get("error", ""):
             return None
+        if "CEL runtime error" in answer.get("error", ""):
+            raise SelectorError(answer["error"])
         assert "error" not in answer, answer
         found: list[list[Json]] | None = answer["results"]
         return found
@@ -90,6 +87,108 @@ def allocator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Allocator]:
     one.stop()
 
 
+# --- random selectors -----------------------------------------------------------------------------------------------
+
+OWN, OF_NVIDIA = f"device.attributes['{DRIVER}']", "device.attributes['gpu.nvidia.com']"
+MODEL, CAPABILITY, BUILD = f"{OWN}.model", f"{OF_NVIDIA}.cudaComputeCapability", f"{OF_NVIDIA}.driverVersion"
+MEMORY, NODE_NUMBER, SPARE = f"device.capacity['{DRIVER}'].memory", "device.attributes['resource.kubernetes.io'].numaNode", f"{OWN}.spare"
+VERSIONS = ["8.0.0", "8.6.0", "9.0.0", "10.0.0", "9.0.0-rc.1", "9.0.0-rc.1.x", "9.0.0-rc.2", "9.0.0-2", "9.0.0-10", "9.0.0+b1", "9.0.0--"]
+MODELS = ["fast", "slow", "FAST", "NVIDIA H100 80GB", "a\"b'c\\d", "\u212a\u00c4", ""]
+SIZES = ["4Gi", "8Gi", "8589934592", "8.5Gi", "10G", "10Gi", "16000000000000m", "16e9", "80Gi"]
+SIGNS = st.sampled_from(["==", "!=", "<", "<=", ">", ">="])
+EQUALITIES = st.sampled_from(["==", "!="])
+NUMBERS = st.sampled_from(["-1", "0", "1", "007"])
+LEFT_TO_KUBERNETES = [
+    f"has({SPARE})",
+    "'spare' in device.attributes",
+    f"{MODEL}.size() > 3",
+    f"{NODE_NUMBER} + 1 == 1",
+    f"{NODE_NUMBER} == 0 ? true : {MODEL} == 'slow'",
+    f"{CAPABILITY}.isGreaterThan(semver('v8.1', true))",
+    f"{CAPABILITY}.major() >= 9",
+    f"{MODEL}.upperAscii() == 'FAST'",
+    f"{MEMORY}.compareTo(quantity('0.1n')) > 0",
+    f"{MEMORY}.isInteger()",
+    f"{MODEL} == 'f\\u0061st\\?'",
+    "device.allowMultipleAllocations",
+    f"cel.bind(own, {OWN}, own.model == 'fast')",
+]
+"""Selectors that are not known here."""
+MISTAKES = [
+    f"{OWN}.absent == 'x'",
+    f"{MODEL}.isGreaterThan(semver('8.0.0'))",
+    f"{MODEL}",
+    f"!{NODE_NUMBER}",
+    f"{NODE_NUMBER}.lowerAscii() == '1'",
+    f"{CAPABILITY} == '9.0.0'",
+    f"{CAPABILITY}.compareTo(quantity('1')) > 0",
+    f"{MODEL} < 5",
+    "device.capacity['gpu.nvidia.com'].memory.isGreaterThan(quantity('1'))",
+]
+"""Selectors that Kubernetes cannot evaluate."""
+UNSURE = [*LEFT_TO_KUBERNETES, *MISTAKES, SPARE, f"!{SPARE}"]
+"""Selectors by which a prediction may be left to kube-scheduler. Some devices lack what the last ones need."""
+RARE = [
+    f"{CAPABILITY} != '9.0.0'",
+    f"'9.0.0' == {CAPABILITY}",
+    f"{CAPABILITY} in ['9.0.0', '8.0.0']",
+    f"{MODEL} in [{MODEL}, {CAPABILITY}]",
+    f"semver('9.0.0') in [{CAPABILITY}]",
+    f"{NODE_NUMBER} == 0 && {OWN}.absent == 'x'",
+    f"{OWN}.absent == 'x' || {NODE_NUMBER} == 0",
+    f"{MODEL} in [{MODEL}, {OWN}.absent]",
+    f"!!{MODEL} == 'fast'",
+]
+"""Selectors that Kubernetes can evaluate in some cases."""
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+@st.composite
+def comparisons(draw: st.DrawFn) -> str:
+    """Return a comparison that is known here."""
+    texts, sign, number = st.sampled_from([*map(quoted, MODELS), "'fast'"]), draw(SIGNS), draw(NUMBERS)
+    text = draw(st.sampled_from([MODEL, f"{MODEL}.lowerAscii()", "device.driver"]))
+    version = f"semver('{draw(st.sampled_from(VERSIONS))}')"
+    version, size = draw(st.sampled_from([version, version, BUILD])), f"quantity('{draw(st.sampled_from(SIZES))}')"
+    method = draw(st.sampled_from(["isGreaterThan", "isLessThan"]))
+    part = draw(st.sampled_from(["startsWith('fa')", "endsWith('st')", "contains('00 8')", "contains('')"]))
+    pattern = draw(st.sampled_from(["^fa", "(?i)^FA.T$", "[0-9]+GB", "k", "(?i)k", "\\\\\\\\", ""]))
+    return draw(
+        st.sampled_from(
+            [
+                f"{text} {draw(EQUALITIES)} {draw(texts)}",
+                f"{text} {draw(EQUALITIES)} {MODEL}",
+                f"{text} in [{', '.join(draw(st.lists(texts, max_size=3)))}]",
+                f"{text}.matches('{pattern}')",
+                f"{text}.{part}",
+                f"{NODE_NUMBER} {sign} {number}",
+                f"{NODE_NUMBER} in [{number}, 2]",
+                f"{NODE_NUMBER} {draw(EQUALITIES)} {MODEL}",
+                f"!({NODE_NUMBER} == 0)",
+                f"!({NODE_NUMBER} == 0) in [true, false]",
+                f"{CAPABILITY}.{method}({version})",
+                f"{CAPABILITY}.compareTo({version}) {sign} {number}",
+                f"{CAPABILITY} {draw(EQUALITIES)} {version}",
+                f"{MEMORY}.{method}({size})",
+                f"{size}.{method}({MEMORY})",
+                f"{MEMORY}.compareTo({size}) {sign} {number}",
+                f"{MEMORY} {draw(EQUALITIES)} {size}",
+            ]
+        )
+    )
+
+
+def joined(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    """Join selectors by && and ||, with ! before some."""
+    pairs = st.builds("{} {} {}".format, parts, st.sampled_from(["&&", "||"]), parts)
+    return pairs | st.builds("!({})".format, parts) | st.builds("({}) {} true".format, pairs, EQUALITIES)
+
+
+KNOWN = st.recursive(comparisons(), joined, max_leaves=4)
+
 # --- random nodes and claims ----------------------------------------------------------------------------------------
 
 MEMORIES = st.sampled_from(["4Gi", "8Gi", "10Gi", "16Gi"])
@@ -99,11 +198,23 @@ TOLERATIONS = st.sampled_from([[], [], [{"key": "sick", "operator": "Exists"}], 
 
 
 @st.composite
+def attributes(draw: st.DrawFn) -> Json:
+    versions = [{"version": draw(st.sampled_from(VERSIONS))} for _ in range(2)]
+    return {
+        "model": {"string": draw(st.sampled_from(["fast", "slow"] * 4 + MODELS))},
+        NUMA: {"int": draw(st.integers(0, 1))},
+        "gpu.nvidia.com/cudaComputeCapability": versions[0],
+        "gpu.nvidia.com/driverVersion": versions[1],
+        **({} if draw(st.integers(0, 40)) == 40 else {"spare": {"bool": draw(st.booleans())}}),
+    }
+
+
+@st.composite
 def shared_devices(draw: st.DrawFn, name: str) -> Json:
     memory = draw(MEMORIES)
     device: Json = {
         "name": name,
-        "attributes": {"model": {"string": draw(st.sampled_from(["fast", "slow"]))}, NUMA: {"int": draw(st.integers(0, 1))}},
+        "attributes": draw(attributes()),
         "capacity": {
             "memory": {"value": memory, "requestPolicy": {"default": memory, "validRange": {"min": "1Mi", "max": memory, "step": "1Mi"}}},
             "cores": {"value": "100", "requestPolicy": {"default": "1", "validRange": {"min": "1", "max": "100", "step": "1"}}},
@@ -219,6 +330,12 @@ def slices(draw: st.DrawFn) -> list[Json]:
 
 
 @st.composite
+def selectors(draw: st.DrawFn) -> str:
+    """Return a selector, usually one that is known here and that all devices can meet."""
+    return draw(st.sampled_from(UNSURE) if draw(st.integers(0, 9)) == 9 else comparisons())
+
+
+@st.composite
 def exactly(draw: st.DrawFn) -> Json:
     asked = draw(st.fixed_dictionaries({}, optional={"memory": ASKED, "cores": st.sampled_from(["1", "30", "60"])}))
     if draw(st.integers(0, 50)) == 50:
@@ -228,7 +345,7 @@ def exactly(draw: st.DrawFn) -> Json:
         "allocationMode": "ExactCount",
         "count": draw(st.sampled_from([1, 1, 1, 1, 2, 2, 3, 17])),
         **({"capacity": {"requests": asked}} if asked else {}),
-        **({"selectors": [{"cel": {"expression": ON_NODE_0}}]} if draw(st.integers(0, 4)) == 4 else {}),
+        **({"selectors": [{"cel": {"expression": draw(selectors())}}]} if draw(st.integers(0, 4)) == 4 else {}),
         **({"tolerations": found} if (found := draw(TOLERATIONS)) else {}),
     }
 
@@ -272,7 +389,7 @@ def predicted(case: Json) -> Sequence[Sequence[Taken]] | None:
     }
     usage = Usage(frozenset(_key(one) for one in case["allocated"] if "consumed" not in one), consumed)
     asked = [claim_of(claim, CLASSES) for claim in case["claims"]]
-    return predict(devices_of(case["node"], case["slices"]), usage, asked, selects)
+    return predict(devices_of(case["node"], case["slices"]), usage, asked, meets)
 
 
 def _key(one: Mapping[str, str]) -> tuple[str, str, str]:
@@ -304,6 +421,58 @@ def compare(allocator: Allocator, case: Json) -> None:
         prediction = predicted(case)
     except SearchTooLongError:  # the allocator would take as many steps
         reject()
+    except ContractError:
+        written = json.dumps(case, ensure_ascii=False)
+        assert any(quoted(one) in written for one in UNSURE)
+        return
     found = allocator.allocate(case)
     expected = None if found is None else [[as_taken(result) for result in results] for results in found]
     assert prediction == expected
+
+
+# --- selectors alone ------------------------------------------------------------------------------------------------
+
+ONE_DEVICE = st.builds(
+    lambda found, memory: {"name": "gpu", "attributes": found, "capacity": {"memory": {"value": memory}}},
+    attributes(),
+    st.sampled_from(SIZES),
+)
+ANY = st.sampled_from([*LEFT_TO_KUBERNETES, *MISTAKES, *RARE])
+
+
+@pytest.mark.timeout(1200)
+@settings(max_examples=SELECTORS, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(KNOWN | st.sampled_from(MISTAKES), ONE_DEVICE)
+def test_selector_means_what_it_means_to_kubernetes(allocator: Allocator, selector: str, device: Json) -> None:
+    assert meaning(selector, device) == meaning_to_kubernetes(allocator, selector, device)
+
+
+@pytest.mark.timeout(1200)
+@settings(max_examples=SELECTORS, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(st.recursive(ANY | comparisons(), joined, max_leaves=3), ONE_DEVICE)
+def test_other_selector_is_left_to_kubernetes_or_evaluated_as_there(allocator: Allocator, selector: str, device: Json) -> None:
+    assert meaning(selector, device) in (None, meaning_to_kubernetes(allocator, selector, device))
+
+
+def meaning(selector: str, device: Json) -> bool | None:
+    """Return whether a device meets a selector; None if it is left to kube-scheduler."""
+    try:
+        return meets(selector, devices_of(NODE, [slice_of(device)])[0])
+    except ContractError:
+        return None
+
+
+def meaning_to_kubernetes(allocator: Allocator, selector: str, device: Json) -> bool | None:
+    """Return whether Kubernetes allocates a device by a selector; None if it cannot evaluate that."""
+    asked = {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 1, "selectors": [{"cel": {"expression": selector}}]}
+    claim = {"metadata": {"name": "c", "namespace": "d", "uid": "c"}, "spec": {"devices": {"requests": [{"name": "r", "exactly": asked}]}}}
+    case = {"node": NODE, "classes": list(CLASSES.values()), "slices": [slice_of(device)], "claims": [claim], "allocated": []}
+    try:
+        return allocator.allocate(case) is not None
+    except SelectorError:
+        return None
+
+
+def slice_of(device: Json) -> Json:
+    pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
+    return {"metadata": {"name": "slice"}, "spec": {"driver": DRIVER, "nodeName": NODE, "pool": pool, "devices": [device]}}
