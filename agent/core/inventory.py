@@ -38,6 +38,9 @@ class DeviceReading:
     pcie_root: str = ""
     fabric_clique: str = ""
     """Both as in ``aliquot.contract.gpunode.GpuDevice``."""
+    architecture: str = ""
+    brand: str = ""
+    """Both in the words of NVIDIA's DRA driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,8 @@ class InventoryDevice:
     """Whether an administrator keeps new work off the GPU."""
     pcie_root: str = ""
     fabric_clique: str = ""
+    architecture: str = ""
+    brand: str = ""
     answers: bool = True
     """Whether the GPU answered the last query, faulty or not."""
     silent: bool = False
@@ -149,6 +154,8 @@ class DeviceInventory:
                 entry.sensors,
                 pcie_root=entry.pcie_root,
                 fabric_clique=entry.fabric_clique,
+                architecture=entry.architecture,
+                brand=entry.brand,
             )
             for entry in reading.devices
         }

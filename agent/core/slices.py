@@ -328,7 +328,8 @@ def _nvidia_attributes(entry: InventoryDevice, inventory: DeviceInventory) -> At
         "type": _text("gpu"),
         "uuid": _text(device.uuid),
         "productName": _text(device.model),
-        "brand": _text("Nvidia"),
+        "architecture": _text(entry.architecture),
+        "brand": _text(entry.brand),
         "driverVersion": _version(inventory.driver_version),
         "cudaDriverVersion": _version(f"{inventory.cuda_version // 1000}.{inventory.cuda_version % 1000 // 10}"),
     }

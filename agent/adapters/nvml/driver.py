@@ -20,6 +20,7 @@ import pynvml
 
 from agent.adapters.nvml.gpm import NvmlGpm
 from agent.adapters.nvml.health import NvmlEvents, read_faults
+from agent.adapters.nvml.kind import architecture_name, brand_name
 from agent.adapters.nvml.library import NvmlLibrary
 from agent.adapters.nvml.location import fabric_clique, pcie_root
 from agent.adapters.nvml.mig_rights import mig_rights
@@ -164,6 +165,7 @@ class NvmlDriver:
         self._known: dict[str, Device] = {}
         self._uuid_at_index: dict[int, str] = {}
         self._places: dict[str, tuple[str, str]] = {}
+        self._kinds: dict[str, tuple[str, str]] = {}
         self._answering: dict[str, Any] = {}
         """Handles of the GPUs that answered at the last reading."""
         self._silent: frozenset[str] = frozenset()
@@ -334,6 +336,7 @@ class NvmlDriver:
         self._held.forget_late()
         self._known.clear()  # another driver version may reserve a different amount of memory
         self._places.clear()
+        self._kinds.clear()
 
     def _load(self) -> None:
         entering("dlopen", None)
@@ -430,6 +433,7 @@ class NvmlDriver:
         device, instances_used_bytes = self._with_mig(handle, self._known[uuid])
         faults = read_faults(self._query_optional, handle, uuid)
         root, clique = self._place(handle, device)
+        architecture, brand = self._kind(handle, uuid)
         reading = DeviceReading(
             device,
             memory_used_bytes=used,
@@ -440,6 +444,8 @@ class NvmlDriver:
             faults=faults,
             pcie_root=root,
             fabric_clique=clique,
+            architecture=architecture,
+            brand=brand,
         )
         self._answering[uuid] = handle
         return reading
@@ -464,6 +470,17 @@ class NvmlDriver:
                     raise
                 return root, ""
         return self._places[device.uuid]
+
+    def _kind(self, handle: Any, uuid: str) -> tuple[str, str]:
+        """Return architecture and brand. They are cached once the driver has reported both."""
+        if uuid in self._kinds:
+            return self._kinds[uuid]
+        architecture = self._query_optional("nvmlDeviceGetArchitecture", handle, of=uuid)
+        brand = self._query_optional("nvmlDeviceGetBrand", handle, of=uuid)
+        found = architecture_name(architecture), brand_name(brand)
+        if architecture is not None and brand is not None:
+            self._kinds[uuid] = found
+        return found
 
     def _memory(self, handle: Any, uuid: str) -> tuple[int, int, int] | None:
         """Return total memory, the driver's reserve, and used memory, in bytes; None for a GPU without its own memory."""

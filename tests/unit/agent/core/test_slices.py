@@ -5,7 +5,7 @@ import kubernetes_validate
 import pytest
 
 from agent.core.health import HealthState
-from agent.core.inventory import DeviceInventory
+from agent.core.inventory import DeviceInventory, DeviceReading, DriverReading
 from agent.core.slices import Contents, FoundSlice, Offer, Pool, changes_to, contents_of, find_device, profile_bytes, slice_specs
 from aliquot import contract
 from tests.unit.agent.builders import gpu, instance, inventory
@@ -56,8 +56,11 @@ def test_shared_gpu_has_capacities_with_defaults_for_whole_memory():
 
 
 def test_attributes_have_nvidias_names_too_and_fit_api_limits():
-    (device,) = devices_of(replace(inventory(gpu(0, model="NVIDIA " + "H" * 100)), cuda_version=13010))
+    read = DeviceReading(gpu(0, model="NVIDIA " + "H" * 100), architecture="Hopper", brand="Nvidia")
+    (device,) = devices_of(DeviceInventory().after_reading(DriverReading("580.159.03", 13010, (read,))))
     attributes = device["attributes"]
+    assert attributes["architecture"] == attributes["gpu.nvidia.com/architecture"] == {"string": "Hopper"}
+    assert attributes["gpu.nvidia.com/brand"] == {"string": "Nvidia"}
     assert attributes["uuid"] == attributes["gpu.nvidia.com/uuid"] == {"string": "GPU-0"}
     assert attributes["gpu.nvidia.com/driverVersion"] == {"version": "580.159.3"}
     assert attributes["gpu.nvidia.com/cudaDriverVersion"] == {"version": "13.1.0"}

@@ -114,7 +114,7 @@ async def do(driver, command, errors):
              "instances": [[mig.profile, mig.uuid, mig.placement_start, mig.placement_size] for mig in one.device.mig_instances],
              "instances_used": dict(one.instances_used_bytes), "instances_busy": dict(one.instances_utilization),
              "used": one.memory_used_bytes, "utilization": one.utilization_ratio, "bus": one.device.pci_bus_id,
-             "faults": one.faults, "clique": one.fabric_clique, "root": one.pcie_root}
+             "faults": one.faults, "clique": one.fabric_clique, "root": one.pcie_root, "kind": [one.architecture, one.brand]}
             for one in reading.devices
         ],
         "failed": [[one.uuid, one.trouble] for one in reading.failed],
@@ -539,6 +539,8 @@ OPTIONAL = (
     "nvmlDeviceGetGpuFabricInfoV",
     "nvmlDeviceGetMemoryAffinity",
     "nvmlDeviceGetCudaComputeCapability",
+    "nvmlDeviceGetArchitecture",
+    "nvmlDeviceGetBrand",
 )
 
 
@@ -567,6 +569,18 @@ def test_memory_limits_of_control_groups_are_there_when_nvml_has_both_calls(chil
     assert node.ask()["limits"]
     node.ask(f"lacks {name}")
     assert not node.ask()["limits"]
+
+
+@pytest.mark.parametrize("name", ["nvmlDeviceGetArchitecture", "nvmlDeviceGetBrand"])
+def test_architecture_and_brand_are_queried_until_both_are_there(child, name):
+    node = child("l40sx4")
+    node.ask(f"fails {name} UNKNOWN 1")
+    first = [one["kind"] for one in node.ask()["devices"]]
+    assert ["Unknown" in kind for kind in first] == [False, True, False, False]
+    assert first[0] == ["Ada Lovelace", "Nvidia"]
+    node.ask(f"fails {name} UNKNOWN")
+    assert [one["kind"] for one in node.ask()["devices"]] == first
+    assert node.ask("errors").count(name) == 2
 
 
 def test_unreadable_fabric_clique_is_queried_again(child):
