@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -18,6 +18,7 @@ from agent.adapters.directory_watch import DirectoryWatch
 from agent.adapters.ledger_files import LedgerFiles
 from agent.core.backends import Abilities
 from agent.core.drift import DriftPolicy, Snapshot, find_drifts
+from agent.core.ledger import Grant
 from agent.core.limits import FailPolicy, limits_of
 from agent.core.mps_records import DaemonRequest
 from agent.errors import PartitionError
@@ -168,7 +169,7 @@ class Life:
     def __init__(self, world: World, fuse: Fuse | None = None) -> None:
         self.world = world
         self.fuse = world.partitions.fuse = fuse or Fuse(float("inf"))
-        self.node = Harness(world.base, world.policy, self._backends, disk=FusedDisk(world.base, self.fuse))
+        self.node = self._harness()
         for owner, name in ((self.node.finder, "pod_resources"), (self.node.finder, "checkpoint"), (self.node.contents, "shim")):
             setattr(owner, f"_{name}", Fused(getattr(owner, f"_{name}"), name, self.fuse))
         self.manager = self.node.manager
@@ -183,9 +184,15 @@ class Life:
                 lambda: {VGPU, MIG_RESOURCE},
                 self.node.allocator.grant_id,
             ),
-            cures=Cures(self.node.allocator.rewrite, Evictor(self.node.api, self.node.clock)),
+            cures=Cures(self._rewrite, Evictor(self.node.api, self.node.clock)),
             reporting=Reporting(self.node.events, self.node.telemetry), clock=self.node.clock,
         )  # fmt: skip
+
+    def _harness(self) -> Harness:
+        return Harness(self.world.base, self.world.policy, self._backends, disk=FusedDisk(self.world.base, self.fuse))
+
+    async def _rewrite(self, grant: Grant) -> None:
+        await self.node.allocator.rewrite(grant)
 
     def _backends(self, manager: Any) -> Backends:
         partitions, records, mps = (Fused(getattr(self.world, name), name, self.fuse) for name in ("partitions", "records", "mps"))
@@ -251,10 +258,11 @@ class Life:
         assert not self.world.mps.states
 
 
-Deed = Callable[[World, Fuse], Awaitable[Life]]
+SomeWorld = TypeVar("SomeWorld", bound=World)
+Deed = Callable[[SomeWorld, Fuse], Awaitable[Life]]
 
 
-async def do(deed: Deed, world: World, fuse: Fuse) -> str | None:
+async def do(deed: Deed[SomeWorld], world: SomeWorld, fuse: Fuse) -> str | None:
     """Let an agent do something until its fuse kills it; return where, or None when it was over before."""
     try:
         life = await deed(world, fuse)
@@ -305,9 +313,9 @@ async def empty_world(base: Path, backend: Isolation) -> World:
 async def every_kill(
     tmp_path: Path,
     backend: Isolation,
-    make: Callable[[Path, Isolation], Awaitable[World]],
-    deed: Deed,
-    then: Callable[[World], Awaitable[None]],
+    make: Callable[[Path, Isolation], Awaitable[SomeWorld]],
+    deed: Deed[SomeWorld],
+    then: Callable[[SomeWorld], Awaitable[None]],
 ) -> set[str]:
     """Do something over and over, killed one step later each time, and see to what comes then; return where it was killed."""
     places: set[str] = set()
