@@ -146,9 +146,10 @@ class Ledger:
         return tuple(identifier for identifier, devices in self.unclear.items() if not devices or not names.isdisjoint(devices))
 
     def holders_on(self, device_uuid: str) -> tuple[str, ...]:
-        """Return the holders of a device with their amounts, as text for refusals."""
+        """Return the holders of a device with their amounts, as text for refusals. The first user of a claim may be gone."""
         return tuple(
-            f"{grant.holder} {units.format_memory(share.memory_bytes)}"
+            f"{f'claim {grant.namespace}/{grant.claim.name}' if grant.claim is not None else grant.holder} "
+            f"{units.format_memory(share.memory_bytes)}"
             for grant in self.grants.values()
             for share in grant.shares
             if share.device_uuid == device_uuid

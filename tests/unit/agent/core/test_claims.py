@@ -85,6 +85,11 @@ class TestRoom:
         assert "which has 50 MiB" in refusal.message
         assert "default/train/main 950 MiB" in refusal.message
 
+    def test_refusal_names_both_claims(self):
+        refusal = refused(claim_object("train", result(0, mib=100)), node(granted(claim_object("other", result(0, mib=950)), name="other")))
+        assert refusal.message.startswith("claim default/train was allocated 100 MiB")
+        assert "Already granted there: claim default/other 950 MiB." in refusal.message
+
     def test_one_device_twice_in_request_is_refused(self):
         refusal = refused(claim_object("train", result(0, mib=10), result(0, mib=10)))
         assert (refusal.reason, "device gpu-0 twice" in refusal.message) == (Reason.REQUEST_INVALID, True)

@@ -69,7 +69,8 @@ def test_grants_that_share_an_id_are_found():
 
 
 def test_holders_are_named_with_what_they_hold():
-    assert ledger(grant(ids("0:0"), share(0, 2048), of=pod("train"))).holders_on("GPU-0") == ("default/train/main 2 GiB",)
+    held = ledger(grant(ids("0:0"), share(0, 2048), of=pod("train")), claim_grant("shared", share(0, 1024), of=pod("first")))
+    assert held.holders_on("GPU-0") == ("default/train/main 2 GiB", "claim default/shared 1 GiB")
 
 
 class TestRows:
