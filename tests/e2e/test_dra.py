@@ -28,11 +28,13 @@ from tests.e2e.product import (
     AGENT_NAMESPACE,
     CLIENT,
     CLIENT_IMAGE,
+    GPU_MEMORY_MIB,
     GPUS,
     HOLD_OPEN,
     MIB,
     Client,
     agent_pod,
+    metrics,
     parse_events,
     wait_until_agents_rolled_out,
     with_components,
@@ -55,15 +57,18 @@ def dra(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
     eventually(lambda: not offered(product), "no device of a driver that has left", seconds=60)
 
 
-def test_claimed_memory_is_exact_limit_in_container(kubectl: Kubectl) -> None:
+def test_claimed_memory_and_cores_are_limits_in_container(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
     """T1."""
-    kubectl.apply(claim("share", request(memory="8Gi")), pod("user", {"main": None}, claim="share"))
+    kubectl.apply(claim("share", request(memory="20Gi", cores="30")), pod("user", {"main": None}, claim="share"))
     kubectl.wait_for_phase("user", "Running", seconds=60)
     client = Client(kubectl, "user")
     [device] = client.devices()
-    assert device["total_bytes"] == 8 * GIB * MIB
+    assert device["total_bytes"] == 20 * GIB * MIB
     filled, refused = [event for event in client.converse(f"alloc alloc {device['free_bytes']}", "alloc alloc 1") if "result_name" in event]
     assert (filled["result_name"], refused["result_name"]) == ("CUDA_SUCCESS", "CUDA_ERROR_OUT_OF_MEMORY")
+    # The first is what was granted, the second what is in the limits file of the container.
+    for name in ("aliquot_container_cores_limit_ratio", "aliquot_container_cores_ceiling_ratio"):
+        assert measured(product, node_name, name, namespace=kubectl.namespace, pod="user") == [0.3], name
 
 
 def test_examples_of_guide_run(kubectl: Kubectl, product: Kubectl) -> None:
@@ -101,13 +106,20 @@ def test_request_with_count_two_is_two_gpus(kubectl: Kubectl) -> None:
     assert [device["total_bytes"] for device in devices] == [2 * GIB * MIB] * 2
 
 
-def test_pods_of_one_claim_share_its_memory_and_survive_each_other(kubectl: Kubectl) -> None:
+def test_pods_of_one_claim_share_its_memory_and_survive_each_other(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
     """T6 and T7: each pod's program is process 1 of its own PID namespace."""
+
+    def preparations() -> list[float]:
+        return measured(product, node_name, "aliquot_operation_duration_seconds_count", operation="prepare-claim")
+
     hold = [CLIENT, "hold", "--mib", str(2 * GIB)]
     kubectl.apply(claim("shared", request(memory="8Gi")), pod("first", {"main": None}, claim="shared", command=hold))
     kubectl.wait_for_phase("first", "Running", seconds=60)
+    with_first = preparations()
+    assert with_first > [0]
     kubectl.apply(pod("second", {"main": None}, claim="shared", command=hold))
     kubectl.wait_for_phase("second", "Running", seconds=60)
+    assert preparations() == with_first
     client = Client(kubectl, "second")
 
     def free_mib() -> int:
@@ -137,20 +149,16 @@ def test_claim_that_fits_no_gpu_waits_with_sentence_and_small_one_runs(kubectl: 
 
 def test_allocation_of_another_writer_that_does_not_fit_is_refused(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
     """T13: the API server checks no sums; the ledger does."""
-    kubectl.apply(claim("honest", request(memory="100Gi")), pod("honest", {"main": None}, claim="honest"))
-    kubectl.wait_for_phase("honest", "Running", seconds=60)
+    kubectl.apply(claim("honest", request(memory="100Gi")), pod("first", {"main": None}, claim="honest"))
+    kubectl.wait_for_phase("first", "Running", seconds=60)
     taken = kubectl.get("resourceclaim", "honest")["status"]["allocation"]["devices"]["results"][0]
     kubectl.apply(claim("foreign", request(memory="100Gi")))
-    result = {**taken, "shareID": "11111111-1111-4111-8111-111111111111"}
-    selector = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node_name]}]}]}
-    allocation = {"devices": {"results": [result]}, "nodeSelector": selector, "allocationTimestamp": "2026-01-01T00:00:00Z"}
-    kubectl.run("patch", "resourceclaim", "foreign", "--type=merge", f"--patch={finalizers()}")
-    patch = json.dumps({"status": {"allocation": allocation}})
-    kubectl.run("patch", "resourceclaim", "foreign", "--subresource=status", "--type=merge", f"--patch={patch}")
+    allocate(kubectl, "foreign", {**taken, "shareID": "11111111-1111-4111-8111-111111111111"}, node_name)
     kubectl.apply(pod("refused", {"main": None}, claim="foreign"))
+    refused, holds = f"claim {kubectl.namespace}/foreign was allocated", f"Already granted there: claim {kubectl.namespace}/honest 100 GiB"
     eventually(
-        lambda: [event for event in kubectl.events("refused") if "Already granted there" in event and "honest" in event],
-        "the pod to name who holds the memory",
+        lambda: [event for event in kubectl.events("refused") if refused in event and holds in event],
+        "the pod to name both claims",
         seconds=90,
         otherwise=lambda: kubectl.explain("refused"),
     )
@@ -253,18 +261,28 @@ def test_template_makes_claims_and_status_reports_their_devices(kubectl: Kubectl
 
 
 def test_deployment_of_vgpus_becomes_claims_of_one_template(kubectl: Kubectl) -> None:
-    """T3, and T2 for all words of the webhook: the manifest is that of a node with the device plugin."""
-    kubectl.apply(deployment("fleet", 3, {contract.RESOURCE_VGPU_MEMORY: "2Gi", contract.RESOURCE_VGPU_CORES: "20"}))
+    """T3: the manifest is that of a node with the device plugin."""
+    kubectl.apply(deployment("fleet", 20, {contract.RESOURCE_VGPU_MEMORY: "2Gi", contract.RESOURCE_VGPU_CORES: "20"}))
 
     def running() -> list[str]:
         return [one["metadata"]["name"] for one in kubectl.all("pods") if one["status"]["phase"] == "Running"]
 
-    eventually(lambda: len(running()) == 3, "the three pods", seconds=60, otherwise=lambda: str(kubectl.all("resourceclaims")))
-    for name in running():
+    eventually(lambda: len(running()) == 20, "the pods", seconds=120, otherwise=lambda: str(kubectl.all("resourceclaims")))
+    for name in running()[:2]:
         assert memory_in(kubectl, name, "main") == [2 * GIB * MIB]
     [template] = kubectl.all("resourceclaimtemplates")
-    assert len(kubectl.all("resourceclaims")) == 3
+    assert len(kubectl.all("resourceclaims")) == 20
     assert template["metadata"]["labels"] == {contract.LABEL_TRANSLATED: "true"}
+
+
+def test_unchanged_pod_with_one_vgpu_gets_whole_gpu_by_claim(kubectl: Kubectl) -> None:
+    """T2."""
+    kubectl.apply(pod("unchanged", {"main": None}, claim="", limits={contract.RESOURCE_VGPU: "1"}))
+    running = kubectl.wait_for_phase("unchanged", "Running", seconds=60)
+    assert contract.RESOURCE_VGPU not in json.dumps(running["spec"]["containers"])
+    assert memory_in(kubectl, "unchanged", "main") == [GPU_MEMORY_MIB * MIB]
+    [made] = kubectl.all("resourceclaims")
+    assert [user["name"] for user in made["status"]["reservedFor"]] == ["unchanged"]
 
 
 def test_pod_in_words_of_hami_gets_its_memory_by_claim(kubectl: Kubectl) -> None:
@@ -403,7 +421,7 @@ def test_pod_after_forced_deletion_prepares_claim_of_same_name_again(kubectl: Ku
 
 
 def test_gated_pod_gets_its_device_after_the_gate_and_job_frees_it(kubectl: Kubectl) -> None:
-    """T24, with a Job and a StatefulSet."""
+    """T24, with a Job, a CronJob and a StatefulSet."""
     gated = pod("gated", {"main": None}, claim="late")
     gated["spec"]["schedulingGates"] = [{"name": "example.com/wait"}]
     kubectl.apply(claim("late", request(memory="1Gi")), gated)
@@ -411,9 +429,13 @@ def test_gated_pod_gets_its_device_after_the_gate_and_job_frees_it(kubectl: Kube
     kubectl.run("patch", "pod", "gated", "--type=json", '--patch=[{"op": "remove", "path": "/spec/schedulingGates"}]')
     kubectl.wait_for_phase("gated", "Running", seconds=60)
     template = pod("", {"main": None}, claim="", limits={contract.RESOURCE_VGPU_MEMORY: "1Gi"}, command=[CLIENT, "info"])
-    kubectl.apply({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": {"template": {"spec": template["spec"]}}})
-    eventually(lambda: kubectl.get("job", "job")["status"].get("succeeded") == 1, "the Job to end", seconds=60)
-    eventually(lambda: [one["metadata"]["name"] for one in kubectl.all("resourceclaims")] == ["late"], "its claim to go", seconds=60)
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": {"template": {"spec": template["spec"]}}}
+    yearly = {"schedule": "0 0 1 1 *", "jobTemplate": {"spec": job["spec"]}}
+    kubectl.apply(job, {**job, "kind": "CronJob", "metadata": {"name": "yearly"}, "spec": yearly})
+    kubectl.run("create", "job", "from-yearly", "--from=cronjob/yearly")
+    for name in ("job", "from-yearly"):
+        eventually(lambda name=name: kubectl.get("job", name)["status"].get("succeeded") == 1, f"{name} to end", seconds=60)  # type: ignore[misc]
+    eventually(lambda: [one["metadata"]["name"] for one in kubectl.all("resourceclaims")] == ["late"], "their claims to go", seconds=60)
     replicas = deployment("set", 2, {contract.RESOURCE_VGPU_MEMORY: "1Gi"})
     kubectl.apply({**replicas, "kind": "StatefulSet", "spec": {**replicas["spec"], "serviceName": "set"}})
     for name in ("set-0", "set-1"):
@@ -444,6 +466,22 @@ def test_agent_cannot_write_reservation_of_claim(kubectl: Kubectl, product: Kube
     # Since 1.36 Kubernetes wants a right of its own for it, and says so first.
     assert "an agent changes only the devices" in answer or "resourceclaims/binding" in answer
     assert kubectl.get("resourceclaim", "held")["status"]["reservedFor"]
+
+
+def test_agent_writes_devices_of_claims_on_its_own_node_only(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
+    """T21: since 1.36 Kubernetes checks it, by the node of the agent's token."""
+
+    def report(node: str) -> str:
+        """Report a device of a claim that is allocated on a node; return the answer."""
+        device = {"driver": contract.DRA_DRIVER, "pool": node, "device": "gpu-0"}
+        kubectl.apply(claim(node, request(memory="1Gi")))
+        allocate(kubectl, node, {"request": "gpu", **device}, node)
+        path = f"/apis/resource.k8s.io/v1/namespaces/{kubectl.namespace}/resourceclaims/{node}/status"
+        return ask_as_the_agent(product, node_name, "PATCH", path, [{"op": "add", "path": "/status/devices", "value": [device]}])
+
+    assert "arbitrary-node:patch" in report("not-its-own")
+    assert "devices" not in kubectl.get("resourceclaim", "not-its-own")["status"]
+    assert report(node_name).startswith("200 ")
 
 
 def test_running_pods_and_claims_outlive_absence_of_agent(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
@@ -500,9 +538,19 @@ def seconds_to_running(kubectl: Kubectl, *, claims: bool) -> float:
     return took
 
 
-def finalizers() -> str:
-    """What the scheduler writes before an allocation, so that a claim in use is not deleted."""
-    return json.dumps({"metadata": {"finalizers": ["resource.kubernetes.io/delete-protection"]}})
+def allocate(kubectl: Kubectl, claim: str, result: Object, node: str) -> None:
+    """Allocate a device of a node to a claim, as a scheduler does, but without a check of what fits."""
+    kept = {"metadata": {"finalizers": ["resource.kubernetes.io/delete-protection"]}}  # so that a claim in use is not deleted
+    selector = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]}
+    allocation = {"devices": {"results": [result]}, "nodeSelector": selector, "allocationTimestamp": "2026-01-01T00:00:00Z"}
+    kubectl.run("patch", "resourceclaim", claim, "--type=merge", f"--patch={json.dumps(kept)}")
+    status = json.dumps({"status": {"allocation": allocation}})
+    kubectl.run("patch", "resourceclaim", claim, "--subresource=status", "--type=merge", f"--patch={status}")
+
+
+def measured(product: Kubectl, node: str, name: str, **labels: str) -> list[float]:
+    """The values of a metric of a node's agent, of the samples with these labels."""
+    return [value for sample, its, value in metrics(product, node) if sample == name and labels.items() <= its.items()]
 
 
 def memory_in(kubectl: Kubectl, name: str, container: str) -> list[int]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ResourceClaims with the control plane of Kubernetes 1.34, where shares of one device are an alpha feature (T22).
 
-The kubelet cannot act as an older one; tests/integration has both versions of its interface.
+The kubelet cannot act as an older one, so the agent acts as a driver of before 1.34: kubelet has to call it by v1beta1.
 """
 
 import json
@@ -9,33 +9,57 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from aliquot import contract
 from tests.e2e.cluster.cluster import Cluster
+from tests.e2e.invariants import PYTHON
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.product import AGENT_NAMESPACE, GPUS, MIB, wait_until_rolled_out, with_components
 from tests.e2e.test_dra import GIB, claim, memory_in, offered, pod, request
 from tests.e2e.test_without_dra import restart
 
+V1BETA1_ONLY = """\
+import sys
+from agent.adapters import dra_grpc
+from agent.services import dra_registrar
+dra_grpc.DRIVER_PACKAGES = ("k8s.io.kubelet.pkg.apis.dra.v1beta1",)
+dra_registrar.VERSIONS = ("v1beta1.DRAPlugin",)
+from agent.__main__ import main
+sys.exit(main())
+"""
 FLAGS = ("--emulated-version=1.34", "--feature-gates=DRAConsumableCapacity=true")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def as_134(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[None]:
-    """API server, controllers and our kube-scheduler as of 1.34, with the feature gate that docs/use/dra.md names."""
+    """The control plane and our kube-scheduler as of 1.34, with the gate that docs/use/dra.md names, and an agent with v1beta1 only."""
     with with_components(product, ["dra"], scratch_in_tree):
         restart(node, FLAGS)
         patch = [{"op": "add", "path": "/spec/template/spec/containers/0/command/-", "value": flag} for flag in FLAGS]
         system = product.within(AGENT_NAMESPACE)
         system.run("patch", "deployment", "aliquot-scheduler", "--type=json", f"--patch={json.dumps(patch)}")
+        command = "/spec/template/spec/containers/0/command"
+        narrowed = [{"op": "add", "path": command, "value": [PYTHON, "-c", V1BETA1_ONLY]}]
+        system.run("patch", "daemonset", "aliquot-agent", "--type=json", f"--patch={json.dumps(narrowed)}")
         wait_until_rolled_out(system)
         eventually(lambda: len(offered(product)) == GPUS, "the GPUs in ResourceSlices", seconds=60, otherwise=lambda: str(offered(product)))
         yield
+        system.run("patch", "daemonset", "aliquot-agent", "--type=json", f"--patch={json.dumps([{'op': 'remove', 'path': command}])}")
         restart(node, ())
 
 
-def test_two_claims_share_one_gpu_with_exact_limits(kubectl: Kubectl, product: Kubectl) -> None:
+def test_two_claims_share_one_gpu_with_exact_limits(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
     """T22."""
+
+    def prepared(version: str) -> float:
+        """How many calls of kubelet have prepared claims, by this version."""
+        families = text_string_to_metric_families(product.raw(f"/api/v1/nodes/{node_name}/proxy/metrics"))
+        wanted = {"method_name": f"/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin/NodePrepareResources", "grpc_status_code": "OK"}
+        samples = [sample for family in families for sample in family.samples if wanted.items() <= sample.labels.items()]
+        return sum(sample.value for sample in samples if sample.name == "dra_grpc_operations_duration_seconds_count")
+
+    before = {version: prepared(version) for version in ("v1", "v1beta1")}
     assert json.loads(product.raw("/version"))["emulationMinor"] == "34"
     for name, gib in (("one", 8), ("two", 4)):
         kubectl.apply(claim(name, request(memory=f"{gib}Gi")), pod(name, {"main": None}, claim=name))
@@ -45,3 +69,4 @@ def test_two_claims_share_one_gpu_with_exact_limits(kubectl: Kubectl, product: K
         assert memory_in(kubectl, name, "main") == [gib * GIB * MIB]
     results = [kubectl.get("resourceclaim", name)["status"]["allocation"]["devices"]["results"][0] for name in ("one", "two")]
     assert len({one["device"] for one in results}) == 1
+    assert {version: prepared(version) - calls for version, calls in before.items()} == {"v1": 0, "v1beta1": 2}
