@@ -16,7 +16,7 @@ from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.invariants import PYTHON
 from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.product import AGENT_NAMESPACE, GPUS, MIB, wait_until_rolled_out, with_components
-from tests.e2e.test_dra import GIB, claim, memory_in, offered, pod, request
+from tests.e2e.test_dra import GIB, check_device_reports, claim, memory_in, offered, pod, request
 from tests.e2e.test_without_dra import restart
 
 V1BETA1_ONLY = """\
@@ -70,3 +70,8 @@ def test_two_claims_share_one_gpu_with_exact_limits(kubectl: Kubectl, product: K
     results = [kubectl.get("resourceclaim", name)["status"]["allocation"]["devices"]["results"][0] for name in ("one", "two")]
     assert len({one["device"] for one in results}) == 1
     assert {version: prepared(version) - calls for version, calls in before.items()} == {"v1": 0, "v1beta1": 2}
+
+
+def test_policy_refuses_devices_of_claim_on_another_node(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
+    """T21."""
+    check_device_reports(kubectl, product, node_name, "an agent writes the devices of claims on its own node only")
