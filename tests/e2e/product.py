@@ -51,6 +51,8 @@ configMapGenerator:
 """
 DOCKERFILE = ROOT / "deploy/daemonset/Dockerfile"
 BUILD_OPTIONS = Options(folder=BUILD / "layers")
+RESERVATIONS = "aliquot_scheduler_reservations"
+"""The schedulers' metric of room that is kept for pods that are not bound, and for replacements of pods that move."""
 INSTALL_SECONDS = 180
 SIMULATED_DRIVER = "/opt/aliquot-simulated"
 """In the agent's image: programs and libraries of the simulated driver."""
@@ -173,6 +175,19 @@ def metrics(kubectl: Kubectl, node: str) -> list[tuple[str, dict[str, str], floa
     pod = agent_pod(kubectl, node)["metadata"]["name"]
     text = kubectl.raw(f"/api/v1/namespaces/{AGENT_NAMESPACE}/pods/{pod}:9402/proxy/metrics")
     return [(sample.name, sample.labels, sample.value) for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def scheduler_metric(system: Kubectl, name: str, **labels: str) -> float:
+    """The sum of a metric over all schedulers. Args: labels: of the samples that count."""
+    return sum(
+        sample.value
+        for pod in system.all("pods", "--selector=app.kubernetes.io/name=aliquot-scheduler")
+        for family in text_string_to_metric_families(
+            system.raw(f"/api/v1/namespaces/{AGENT_NAMESPACE}/pods/{pod['metadata']['name']}:9412/proxy/metrics")
+        )
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
 
 
 def agent_pod(kubectl: Kubectl, node: str) -> Object:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from aliquot import contract
 from tests.e2e.cluster.cluster import Cluster
@@ -16,7 +15,7 @@ from tests.e2e.cluster.namespaces import NODE_ADDRESS
 from tests.e2e.conftest import Target
 from tests.e2e.invariants import Invariants
 from tests.e2e.kubectl import Kubectl, KubectlError, Object, eventually
-from tests.e2e.product import AGENT_NAMESPACE, Slice, slice_pod, wait_until_rolled_out
+from tests.e2e.product import AGENT_NAMESPACE, RESERVATIONS, Slice, scheduler_metric, slice_pod, wait_until_rolled_out
 from tests.e2e.test_cluster import busybox_pod
 
 SELECTOR = "--selector=app.kubernetes.io/name=aliquot-scheduler"
@@ -85,15 +84,7 @@ def bindings_hang(target: Target, node: Cluster) -> Iterator[Callable[[], None]]
 
 def open_bindings(system: Kubectl) -> float:
     """How many bind calls the extenders have begun and not answered."""
-    return sum(
-        sample.value
-        for pod in system.all("pods", SELECTOR)
-        for family in text_string_to_metric_families(
-            system.raw(f"/api/v1/namespaces/{AGENT_NAMESPACE}/pods/{pod['metadata']['name']}:9412/proxy/metrics")
-        )
-        for sample in family.samples
-        if sample.name == "aliquot_scheduler_reservations" and sample.labels["stage"] == "binding"
-    )
+    return scheduler_metric(system, RESERVATIONS, stage="binding")
 
 
 def test_another_replica_takes_over_when_the_leaders_node_is_lost(invariants: Invariants, kubectl: Kubectl, system: Kubectl) -> None:
