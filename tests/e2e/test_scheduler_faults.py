@@ -21,6 +21,8 @@ from tests.e2e.test_cluster import busybox_pod
 SELECTOR = "--selector=app.kubernetes.io/name=aliquot-scheduler"
 BURST = 10
 SLICE_MIB = 20000
+BOUND_FIRST = "member-0"
+GANG = (BOUND_FIRST, *(f"member-{number}" for number in range(1, 4)))
 LEASE_SECONDS = 15
 DEAF_PORT = 9997
 CONFIGURATION_SECONDS = 2.0
@@ -53,16 +55,44 @@ def test_an_extender_killed_between_filter_and_bind_promises_nothing_twice(
     invariants.hold()
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(len(GANG) * 60 + 300)
+def test_a_gang_cut_off_between_its_bindings_starts_whole(
+    invariants: Invariants, kubectl: Kubectl, system: Kubectl, node: Cluster, bindings_hang: Callable[[], None]
+) -> None:
+    annotations = {contract.ANNOTATION_GANG: "team", contract.ANNOTATION_GANG_MIN: str(len(GANG))}
+    kubectl.apply(*(slice_pod(name, Slice(SLICE_MIB), annotations=annotations) for name in GANG))
+    eventually(
+        lambda: BOUND_FIRST in bound(kubectl) and open_bindings(system) == len(GANG) - 1,
+        "one member to be bound and the others' bindings to have no outcome",
+        otherwise=lambda: f"{bound(kubectl)} are bound, {open_bindings(system):.0f} bindings are open",
+    )
+    for pod in system.all("pods", SELECTOR):
+        node.kill_container(container_id(pod, "extender"))
+    assert set(GANG) & set(bound(kubectl)) == {BOUND_FIRST}
+    bindings_hang()
+    eventually(lambda: set(GANG) <= set(bound(kubectl)), "the whole gang to be bound", seconds=90, otherwise=lambda: waiting(kubectl))
+    for name in GANG:
+        kubectl.wait_for_phase(name, "Running", seconds=60)
+    invariants.hold()
+
+
 @pytest.fixture
 def bindings_hang(target: Target, node: Cluster) -> Iterator[Callable[[], None]]:
-    """The API server waits with every binding for a webhook that takes connections and does not reply; call it to end that."""
+    """The API server waits with bindings for a webhook that takes connections and does not reply; call it to end that.
+
+    Only the pod BOUND_FIRST is bound all the same.
+    """
     deaf = f"import socket, time; server = socket.create_server(('', {DEAF_PORT}), backlog=128); time.sleep(3600)"
     node.start("deaf-webhook", Component([sys.executable, "-c", deaf]))
     webhook = {
         "name": "deaf.aliquot.test",
         "clientConfig": {"url": f"https://{NODE_ADDRESS}:{DEAF_PORT}/"},
         "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/binding"]}],
-        "matchConditions": [{"name": "ours", "expression": f"request.userInfo.username == '{SCHEDULER_ACCOUNT}'"}],
+        "matchConditions": [
+            {"name": "ours", "expression": f"request.userInfo.username == '{SCHEDULER_ACCOUNT}'"},
+            {"name": "not-the-first", "expression": f"request.name != '{BOUND_FIRST}'"},
+        ],
         "failurePolicy": "Ignore",
         "timeoutSeconds": 30,
         "sideEffects": "None",
