@@ -147,6 +147,27 @@ def test_claim_that_fits_no_gpu_waits_with_sentence_and_small_one_runs(kubectl: 
     assert why(kubectl, "runs").devices == (f"GPU-{device['uuid']}",)
 
 
+def test_claim_waits_while_its_gpu_does_not_answer(kubectl: Kubectl, product: Kubectl, node_name: str, inject: Inject) -> None:
+    """T12. kube-scheduler allocates no GPU that is known to hang, so this allocation is another writer's."""
+    kubectl.apply(claim("before", request(memory="1Gi")), pod("before", {"main": None}, claim="before"))
+    kubectl.wait_for_phase("before", "Running", seconds=60)
+    taken = kubectl.get("resourceclaim", "before")["status"]["allocation"]["devices"]["results"][0]
+    [device] = [one for one in offered(product) if one["name"] == taken["device"]]
+    uuid = device["attributes"]["uuid"]["string"]
+    inject("hang", uuid, "600000")
+    eventually(lambda: taints(product, taken["device"]), "the silent GPU to have a taint", seconds=60)
+    kubectl.apply(claim("after", request(memory="1Gi")))
+    allocate(kubectl, "after", {**taken, "shareID": "22222222-2222-4222-8222-222222222222"}, node_name)
+    kubectl.apply(pod("after", {"main": None}, claim="after"))
+    eventually(lambda: kubectl.get("pod", "after")["spec"].get("nodeName"), "the pod to be bound", seconds=30)
+    time.sleep(5)
+    assert kubectl.get("pod", "after")["status"]["phase"] == "Pending"
+    inject("hang", uuid, "0")
+    kubectl.wait_for_phase("after", "Running", seconds=30)
+    assert not [event for event in kubectl.events("after") if "FailedPrepareDynamicResources" in event]
+    assert memory_in(kubectl, "after", "main") == [GIB * MIB]
+
+
 def test_allocation_of_another_writer_that_does_not_fit_is_refused(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
     """T13: the API server checks no sums; the ledger does."""
     kubectl.apply(claim("honest", request(memory="100Gi")), pod("first", {"main": None}, claim="honest"))
@@ -330,13 +351,10 @@ def test_lost_gpu_has_taint_and_is_unhealthy_in_status_of_its_pod(
     [uuid] = [one["attributes"]["uuid"]["string"] for one in offered(product) if one["name"] == device]
     inject("lost", uuid)
 
-    def taints() -> list[str]:
-        return [taint["key"] for one in offered(product) if one["name"] == device for taint in one.get("taints", [])]
-
     def health() -> str:
         return json.dumps(kubectl.get("pod", "user")["status"]["containerStatuses"][0].get("allocatedResourcesStatus"))
 
-    eventually(lambda: taints() == ["aliquot.dev/unhealthy"], "the taint", otherwise=lambda: str(offered(product)))
+    eventually(lambda: taints(product, device) == ["aliquot.dev/unhealthy"], "the taint", otherwise=lambda: str(offered(product)))
     eventually(lambda: "Unhealthy" in health(), "the pod's status to say so", otherwise=health)
     assert kubectl.get("pod", "user")["status"]["phase"] == "Running"
 
@@ -573,6 +591,11 @@ def offered(product: Kubectl) -> list[Mapping[str, Any]]:
     """The devices in the slices of the driver."""
     slices = product.all("resourceslices", f"--field-selector=spec.driver={contract.DRA_DRIVER}")
     return [device for one in slices for device in one["spec"].get("devices", [])]
+
+
+def taints(product: Kubectl, device: str) -> list[str]:
+    """The keys of a device's taints in the slices."""
+    return [taint["key"] for one in offered(product) if one["name"] == device for taint in one.get("taints", [])]
 
 
 def request(name: str = "gpu", *, device_class: str = contract.DRA_CLASS, count: int = 1, **amounts: str) -> Object:

@@ -27,17 +27,17 @@ WHOLE_NODE_MIB = GPUS * GPU_MEMORY_MIB
 RECOVERY_SECONDS = 180
 """A GPU that fell once is given out again 30 s after it is back; one that fell before waits twice as long."""
 
-Inject = Callable[[str, str], None]
+Inject = Callable[..., None]
 
 
 @pytest.fixture
 def inject(product: Kubectl, node_name: str) -> Iterator[Inject]:
-    """Break a simulated GPU: a fault of ``aliquot-sim inject`` and a UUID. Every GPU is whole again afterwards."""
+    """Break a simulated GPU: a fault of ``aliquot-sim inject``, a UUID, and the values of the fault. It is whole again afterwards."""
     broken: set[str] = set()
 
-    def run(fault: str, uuid: str) -> None:
+    def run(fault: str, uuid: str, *values: str) -> None:
         agent = agent_pod(product, node_name)["metadata"]["name"]
-        command = (f"{SIMULATED_DRIVER}/bin/aliquot-sim", "inject", fault, "--gpu", uuid)
+        command = (f"{SIMULATED_DRIVER}/bin/aliquot-sim", "inject", fault, *values, "--gpu", uuid)
         product.within(AGENT_NAMESPACE).exec(agent, *command, container="agent")
         broken.add(uuid)
 
