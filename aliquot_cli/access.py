@@ -40,10 +40,6 @@ class Cluster(Protocol):
         """Merge a change into an object."""
         ...
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Send an object to a collection or a subresource; return the reply, decoded."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -74,7 +70,7 @@ class ApiCluster:
         return self._decoded(self._send("PATCH", path, body=change, content_type=MERGE_PATCH), path)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """See ``Cluster``."""
+        """Send an object to a collection or a subresource; return the reply, decoded. Raises as the methods of ``Cluster``."""
         return self._decoded(self._send("POST", path, body=body), path)
 
     def _send(self, method: str, path: str, **options: Any) -> bytes:

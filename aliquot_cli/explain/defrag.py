@@ -10,7 +10,7 @@ import msgspec
 
 from aliquot.kube.requests import eviction, pod_path
 from aliquot_cli import exit_codes, live
-from aliquot_cli.access import Cluster, connect
+from aliquot_cli.access import ApiCluster, connect
 from aliquot_cli.errors import AccessError, NotFoundError
 from aliquot_cli.explain.commands import FILE, namespace_of, read_snapshot, scheduler_code, snapshot_errors, write_saved
 from aliquot_cli.explain.scheduler import SchedulerAccess, scheduler_options
@@ -134,7 +134,7 @@ def _first_plan(taken: "Snapshot", goals: "Iterable[tuple[str, Goal]]", output: 
     return found
 
 
-def refused_evictions(cluster: Cluster, plan: "Plan") -> Mapping[str, str]:
+def refused_evictions(cluster: ApiCluster, plan: "Plan") -> Mapping[str, str]:
     """Try the evictions of a plan by dry runs; return why the API server refuses some, by ``namespace/name``."""
     refused = {}
     for move in plan.moves:

@@ -4,6 +4,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -358,7 +359,7 @@ async def test_grant_of_device_plugin_is_not_a_claims(node):
     assert node.manager.ledger.with_ids
 
 
-def kubelets_call(left_seconds: float | None) -> SimpleNamespace:
+def kubelets_call(left_seconds: float | None) -> Any:
     return SimpleNamespace(time_remaining=lambda: left_seconds)
 
 
