@@ -242,6 +242,24 @@ async def test_next_call_succeeds_after_kubelet_left_the_first(node):
     assert [one.grant_id for one in node.manager.ledger.grants.values()] == [granted.grant_id]
 
 
+async def test_unprepare_that_kubelet_left_is_finished_by_next_call(node, monkeypatch):
+    """A restarted kubelet calls again while the disk is still slow."""
+    node.resources.put(claim_object("train", result(0)))
+    await node.claims.prepare(ref("train"))
+    fast_again = threading.Event()
+    remove = node.disk.cdi.remove
+    monkeypatch.setattr(node.disk.cdi, "remove", lambda grant_id: (fast_again.wait(), remove(grant_id)))
+    left = asyncio.ensure_future(node.claims.unprepare(ref("train")))
+    await asyncio.sleep(0.05)
+    left.cancel()
+    again = asyncio.ensure_future(node.claims.unprepare(ref("train")))
+    await asyncio.sleep(0.05)
+    assert (left.cancelled(), again.done()) == (True, False)
+    fast_again.set()
+    assert await again == ""
+    assert (node.manager.ledger.grants, node.specs()) == ({}, [])
+
+
 async def test_waiting_claim_holds_up_no_other(node):
     node.resources.put(claim_object("big", result(0, mib=5000)))
     node.resources.put(claim_object("small", result(0, mib=10)))
