@@ -204,6 +204,7 @@ def wait_until_nothing_is_reserved(system: Kubectl) -> None:
     eventually(lambda: scheduler_metric(system, RESERVATIONS) == 0, "all reservations to end", seconds=RELEASE_SECONDS)
 
 
+@pytest.mark.soak
 @in_mode(["on"])
 @pytest.mark.timeout(2 * START_SECONDS + MOVES_SECONDS + 400)
 def test_schedulers_killed_between_moves_leave_nothing_and_large_pod_starts(

@@ -74,6 +74,7 @@ def test_lost_gpu_gets_no_new_work_and_keeps_its_containers(
     invariants.hold(gpu_answers=False)  # what programs had on the GPU went with it: its owner has to restart each
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(RECOVERY_SECONDS + GPUS * 60 + 350)
 def test_kubelet_restart_with_failed_gpu_ends_no_container_of_full_node(
     invariants: Invariants, kubectl: Kubectl, product: Kubectl, node: Cluster, node_name: str, inject: Inject
