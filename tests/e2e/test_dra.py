@@ -294,6 +294,7 @@ def test_deployment_of_vgpus_becomes_claims_of_one_template(kubectl: Kubectl) ->
     [template] = kubectl.all("resourceclaimtemplates")
     assert len(kubectl.all("resourceclaims")) == 20
     assert template["metadata"]["labels"] == {contract.LABEL_TRANSLATED: "true"}
+    kubectl.delete("deployment", "fleet")  # else it makes each pod again that the namespace's end deletes
 
 
 def test_unchanged_pod_with_one_vgpu_gets_whole_gpu_by_claim(kubectl: Kubectl) -> None:

@@ -45,8 +45,8 @@ def as_134(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[N
         wait_until_rolled_out(system)
         eventually(lambda: len(offered(product)) == GPUS, "the GPUs in ResourceSlices", seconds=60, otherwise=lambda: str(offered(product)))
         yield
-        system.run("patch", "daemonset", "aliquot-agent", "--type=json", f"--patch={json.dumps([{'op': 'remove', 'path': command}])}")
         restart(node, ())
+        system.run("patch", "daemonset", "aliquot-agent", "--type=json", f"--patch={json.dumps([{'op': 'remove', 'path': command}])}")
 
 
 def test_two_claims_share_one_gpu_with_exact_limits(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
