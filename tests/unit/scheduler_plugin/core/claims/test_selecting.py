@@ -67,6 +67,7 @@ CAPABILITY, MEMORY = f"device.attributes['{NVIDIA}'].cudaComputeCapability", f"d
         (f"({ATTRIBUTES}.type == 'mig') == false", True),
         (f"{ATTRIBUTES}.productName.lowerAscii().matches('^nvidia h200$')", True),
         (f"{ATTRIBUTES}.productName.lowerAscii() == 'NVIDIA H200'", False),
+        ("'HÄ'.lowerAscii() == 'hÄ'", True),
         (f"{ATTRIBUTES}.productName.startsWith('NVIDIA') && {ATTRIBUTES}.productName.endsWith('00')", True),
         (f"{ATTRIBUTES}.productName.contains('h2')", False),
         (f"{CAPABILITY}.isGreaterThan(semver('8.0.0'))", True),
