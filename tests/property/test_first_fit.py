@@ -93,6 +93,7 @@ OWN, OF_NVIDIA = f"device.attributes['{DRIVER}']", "device.attributes['gpu.nvidi
 MODEL, CAPABILITY, BUILD = f"{OWN}.model", f"{OF_NVIDIA}.cudaComputeCapability", f"{OF_NVIDIA}.driverVersion"
 MEMORY, NODE_NUMBER, SPARE = f"device.capacity['{DRIVER}'].memory", "device.attributes['resource.kubernetes.io'].numaNode", f"{OWN}.spare"
 VERSIONS = ["8.0.0", "8.6.0", "9.0.0", "10.0.0", "9.0.0-rc.1", "9.0.0-rc.1.x", "9.0.0-rc.2", "9.0.0-2", "9.0.0-10", "9.0.0+b1", "9.0.0--"]
+PAIRS = list(itertools.product(VERSIONS, repeat=2))
 MODELS = ["fast", "slow", "FAST", "NVIDIA H100 80GB", "a\"b'c\\d", "\u212a\u00c4", ""]
 SIZES = ["4Gi", "8Gi", "8589934592", "8.5Gi", "10G", "10Gi", "16000000000000m", "16e9", "80Gi"]
 SIGNS = st.sampled_from(["==", "!=", "<", "<=", ">", ">="])
@@ -199,13 +200,16 @@ TOLERATIONS = st.sampled_from([[], [], [{"key": "sick", "operator": "Exists"}], 
 
 @st.composite
 def attributes(draw: st.DrawFn) -> Json:
-    versions = [{"version": draw(st.sampled_from(VERSIONS))} for _ in range(2)]
+    versions, spare = (
+        draw(st.sampled_from(PAIRS)),
+        draw(st.sampled_from([{"spare": {"bool": True}}, {"spare": {"bool": False}}] * 20 + [{}])),
+    )
     return {
-        "model": {"string": draw(st.sampled_from(["fast", "slow"] * 4 + MODELS))},
+        "model": {"string": draw(st.sampled_from(["fast"] * 8 + ["slow"] * 4 + MODELS))},
         NUMA: {"int": draw(st.integers(0, 1))},
-        "gpu.nvidia.com/cudaComputeCapability": versions[0],
-        "gpu.nvidia.com/driverVersion": versions[1],
-        **({} if draw(st.integers(0, 40)) == 40 else {"spare": {"bool": draw(st.booleans())}}),
+        "gpu.nvidia.com/cudaComputeCapability": {"version": versions[0]},
+        "gpu.nvidia.com/driverVersion": {"version": versions[1]},
+        **spare,
     }
 
 
