@@ -25,7 +25,7 @@ from aliquot.kubelet_api import dra_pb2 as pb
 from tests.unit.agent.builders import SECRET
 from tests.unit.agent.claim_builders import FakeResourceApi, claim_object, result
 from tests.unit.agent.fakes import Disk, FakeShim
-from tests.unit.agent.services.test_claims import ClaimHarness
+from tests.unit.agent.services.test_claims import ClaimHarness, kubelets_call
 from tests.unit.agent.services.test_kill_points import Fuse, Life, World, do, every_kill
 
 CHANGES = ("mkdir", "open", "pwrite", "rename", "replace", "rmdir", "symlink", "unlink")
@@ -103,7 +103,7 @@ class ClaimLife(Life):
     async def prepare(self, uid: str = "train") -> pb.NodePrepareResourceResponse:
         """Prepare the claim with this UID."""
         request = pb.NodePrepareResourcesRequest(claims=[_claim(uid)])
-        (reply,) = (await DraPlugin(self.node.claims).NodePrepareResources(request, None)).claims.values()
+        (reply,) = (await DraPlugin(self.node.claims).NodePrepareResources(request, kubelets_call(None))).claims.values()
         assert reply.error == ""
         return reply
 
