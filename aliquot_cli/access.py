@@ -79,10 +79,10 @@ class ApiCluster:
         except KubeNotFoundError as exc:
             raise NotFoundError(_sentence(path, exc)) from exc
         except KubeConflictError as exc:
-            raise ConflictError(_sentence(path, exc)) from exc
+            raise ConflictError(_sentence(path, exc), exc.status) from exc
         except KubeApiError as exc:
             unreachable = f"the cluster at {self._url} cannot be reached: {exc.reason}"
-            raise AccessError(_sentence(path, exc) if exc.status else unreachable) from exc
+            raise AccessError(_sentence(path, exc) if exc.status else unreachable, exc.status) from exc
 
     def _decoded(self, data: bytes, path: str) -> Any:
         try:

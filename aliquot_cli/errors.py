@@ -11,6 +11,11 @@ class AccessError(click.ClickException):
 
     exit_code = exit_codes.FAILED
 
+    def __init__(self, message: str, status: int = 0) -> None:
+        """Args: status: of the reply; 0 without one."""
+        super().__init__(message)
+        self.status = status
+
 
 class NotFoundError(click.ClickException):
     """The GPU, node or pod that the user named does not exist."""

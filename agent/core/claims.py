@@ -8,7 +8,7 @@ Source: https://pkg.go.dev/k8s.io/api/resource/v1#ResourceClaim
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -32,6 +32,10 @@ from aliquot.kube.requests import timestamp
 from aliquot.placement import mig
 from aliquot.placement.device import AccountingError, DeviceState
 from aliquot.placement.fit import Reject
+
+_AGAIN: Final = (
+    "The agent tries again when kubelet retries. If the GPU does not come back, delete the pod so that the claim is allocated again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +356,12 @@ def _share(
     if (found := find_instance(node.inventory, allocated.device)) is not None and allocated.pool == node.pool:
         return _instance(ref, *found, request, preferences, node)
     entry = find_device(node.inventory, allocated.device)
+    if entry is None and allocated.pool == node.pool and node.inventory.unidentified:
+        return Refusal(
+            Reason.NOT_READY,
+            f"claim {ref} was allocated device {allocated.device}. It may be a GPU that has not answered since the agent started: "
+            f"{'; '.join(node.inventory.unidentified)}. {_AGAIN}",
+        )
     if entry is None or allocated.pool != node.pool:
         return Refusal(
             Reason.DEVICE_UNKNOWN,
@@ -415,7 +425,7 @@ def _unusable(ref: ClaimRef, entry: InventoryDevice, node: ClaimNode) -> Refusal
     if entry.silent and not entry.answers:
         return Refusal(
             Reason.NOT_READY,
-            f"claim {ref} was allocated {uuid}, which does not answer now: {entry.trouble}. The agent tries again when kubelet retries",
+            f"claim {ref} was allocated {uuid}, which does not answer now: {entry.trouble}. {_AGAIN}",
         )
     # A GPU that answers again takes no new claims for a while, in case it stops again. This claim was allocated before.
     if not entry.healthy and not entry.silent:

@@ -204,7 +204,7 @@ class GpuHealth:
     def _with_warning(self, reason: str, now: float, rules: HealthRules) -> "GpuHealth":
         """Add a warning. While the GPU is out of service, a warning restarts its clean time."""
         if not self.state.usable:
-            return replace(self, clean_since=now if self.state is HealthState.RECOVERING else None)
+            return replace(self, clean_since=now if self.state is HealthState.RECOVERING else None, silent=False)
         signs = (*(at for at in self.signs if now - at < rules.suspect_seconds), now)
         if len(signs) >= rules.suspect_limit:
             return self._failed(

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from agent.core.health import Answer, HealthRules, HealthTable, Silence, Transition, XidClass, classify
+from agent.core.health_record import lasting_part
 from agent.core.inventory import DeviceEvent, DeviceInventory, DriverReading, OverdueCall, probes_of, unnamed_instances
 from agent.core.metrics import Family, family
 from agent.core.without_duration import without_duration
@@ -249,9 +250,9 @@ class DriverWatch:
 
     def _show(self, seen: DeviceInventory, health: HealthTable) -> None:
         """Publish the new view to all readers."""
-        self._seen, self._health = seen, health
-        before, self.inventory = self.inventory, seen.judged(health, self._cordon)
-        if _shown(before) != _shown(self.inventory):
+        was, before = self._health, self.inventory
+        self._seen, self._health, self.inventory = seen, health, seen.judged(health, self._cordon)
+        if _shown(before) != _shown(self.inventory) or lasting_part(was) != lasting_part(health):
             self.changes.notify()
 
     async def _look_closer(self, probes: Mapping[str, Answer | Silence]) -> None:

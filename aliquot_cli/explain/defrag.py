@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from aliquot.kube.requests import eviction, pod_path
+from aliquot.kube.requests import eviction, pod_path, with_options
 from aliquot_cli import exit_codes, live
 from aliquot_cli.access import ApiCluster, connect
 from aliquot_cli.errors import AccessError, NotFoundError
@@ -134,21 +134,30 @@ def _first_plan(taken: "Snapshot", goals: "Iterable[tuple[str, Goal]]", output: 
     return found
 
 
-def refused_evictions(cluster: ApiCluster, plan: "Plan") -> Mapping[str, str]:
-    """Try the evictions of a plan by dry runs; return why the API server refuses some, by ``namespace/name``."""
+def refused_evictions(cluster: ApiCluster, plan: "Plan") -> Mapping[str, str] | None:
+    """Try the evictions of a plan by dry runs.
+
+    Returns: why the API server refuses some, by ``namespace/name``; None if it does not answer, or this user has no right to ask.
+    """
     refused = {}
     for move in plan.moves:
         namespace, _, name = move.pod.partition("/")
+        path = with_options(pod_path(namespace, name, "eviction"), dryRun="All")
         try:
-            cluster.post(pod_path(namespace, name, "eviction"), eviction(namespace, name, move.pod_uid, dry_run=True))
-        except (AccessError, NotFoundError) as exc:
+            cluster.post(path, eviction(namespace, name, move.pod_uid, dry_run=True))
+        except NotFoundError as exc:
+            refused[move.pod] = exc.message
+        except AccessError as exc:
+            if exc.status in (0, 401) or (exc.status == 403 and "cannot create resource" in exc.message):
+                click.echo(f"no dry runs of the Eviction API: {exc.message}", err=True)
+                return None
             refused[move.pod] = exc.message
     return refused
 
 
 def _dry_run_lines(refused: Mapping[str, str]) -> Iterator[str]:
     if not refused:
-        yield "dry runs of the Eviction API: every eviction is allowed now"
+        yield "dry runs of the Eviction API: each eviction is allowed now"
         return
     yield "dry runs of the Eviction API: these are refused, so the scheduler would not begin now:"
     yield from (f"  {pod}: {why}" for pod, why in refused.items())

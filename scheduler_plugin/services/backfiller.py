@@ -157,6 +157,9 @@ class Backfiller:
             return False
         if any(pod is not None and pod.nominated_node and not pod.node_name for pod in pods):
             return False  # other pods end for it
+        allowed = self._allowed(pod for pod in pods if pod is not None)
+        if allowed is not None and not hold.nodes <= allowed:
+            return False  # a label or taint of a node has changed
         return not all(pod is not None and is_placed(state, pod) for pod in pods)
 
     def _fits(self, pod: PodFacts) -> bool:
@@ -211,7 +214,8 @@ class Backfiller:
         gang = gang_of_pod(pod)
         if gang is not None:
             planner = self._context.gangs.planner
-            return bool(verdict.curable.any()) and not planner.need_not_wait(pod, gang) and bool(planner.needed(pod, gang))
+            needed = [] if planner.need_not_wait(pod, gang) else planner.needed(pod, gang)
+            return bool(verdict.curable.any()) and bool(needed) and self._allowed(needed) != frozenset()
         allowed = self._allowed([pod])
         return self._has(verdict.curable, allowed) and not self._has(verdict.reason == NodeReason.FITS.value, allowed)
 

@@ -54,7 +54,7 @@ class NamedHost:
         place: Mapping[str, str] = _NOWHERE,
         facts: NodeFacts | None = None,
     ) -> None:
-        """Make it. Args: facts: all labels and taints, for the admission check."""
+        """Make it. Args: facts: all labels and taints, where they are needed."""
         self.name = name
         self.amounts = amounts
         self.tainted = tainted

@@ -45,7 +45,7 @@ def translate_topology(draft: Draft) -> None:
 def _set_domain(draft: Draft, name: str, mode: DomainMode) -> None:
     """Set the domain to the node label that an annotation names. Raises RequestError."""
     key = draft.annotations[name]
-    if is_level(key) or name in _KAI:
+    if name in _KAI or (is_level(key) and key != HOST_LABEL):  # Kueue may give each pod set a host of its own
         set_domain(draft, name, mode, key)
 
 

@@ -78,7 +78,7 @@ def make_cluster(settings: Settings, connection: KubeConnection) -> Cluster:
     watch.on_synced = settle_memory
     pods = Stream("pods", PODS_PATH, decode_pod, connection, watch.pods)
     claims = claim_streams(settings, connection, context)
-    full_nodes = claims is not None or Gate.ADMISSION_CHECK in settings.gates
+    full_nodes = claims is not None or any(gate in settings.gates for gate in (Gate.ADMISSION_CHECK, Gate.BACKFILL))
     streams: Sequence[Stream[Any]] = (
         Stream("gpunodes", GPU_NODES_PATH, gpunode.decode_gpu_node, connection, watch.inventories),
         Stream("nodes", NODES_PATH, decode_full_host if full_nodes else decode_host, connection, watch.hosts),

@@ -129,7 +129,7 @@ def test_plan_mode_reports_moves_and_evicts_no_pod(kubectl: Kubectl, consolidati
     # The command asks the API server, which knows rules that no plan can know.
     shown = defrag_plan(kubectl, "large")
     assert shown.exit_code == exit_codes.OK, shown.output
-    assert shown.output.endswith("dry runs of the Eviction API: every eviction is allowed now\n")
+    assert shown.output.endswith("dry runs of the Eviction API: each eviction is allowed now\n")
     policy = refusing_policy(kubectl.namespace)
     kubectl.apply(*policy)
     try:

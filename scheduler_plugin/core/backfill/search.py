@@ -59,17 +59,17 @@ def find_hold(snapshot: Snapshot, member_uids: Sequence[str], order: Sequence[st
     members = [pod for uid in member_uids if (pod := state.pods.get(uid)) is not None and not pod.node_name]
     if len(members) < len(member_uids) or not members:
         return None
-    if allowed is not None:
-        for name in _names(state) - frozenset(allowed):
-            state.drop_gpu_node(name)
-    return search(state, Planner(state, shapes, snapshot.rules.default_policy), members, order)
+    kept = _names(state) - state.closed_nodes if allowed is None else frozenset(allowed)
+    return search(state, Planner(state, shapes, snapshot.rules.default_policy), members, order, kept)
 
 
-def search(state: ClusterState, planner: Planner, members: Sequence[PodFacts], order: Sequence[str]) -> Hold | None:
+def search(
+    state: ClusterState, planner: Planner, members: Sequence[PodFacts], order: Sequence[str], allowed: frozenset[str]
+) -> Hold | None:
     """Do the same on a state that belongs to the search."""
     for uid in [*(uid for uid in state.reservations if uid.startswith(HOLD_PREFIX)), *(pod.uid for pod in members)]:
         state.release(uid)
-    for name in {state.pods[uid].node_name for uid in state.unaccounted if uid in state.pods} | state.closed_nodes:
+    for name in {state.pods[uid].node_name for uid in state.unaccounted if uid in state.pods} | (_names(state) - allowed):
         state.drop_gpu_node(name)
     size = max(1, -(-len(order) // MAX_TRIALS))
     for start in range(0, len(order) + size, size):

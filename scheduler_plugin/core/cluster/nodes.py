@@ -12,7 +12,8 @@ from typing import Any, Final
 import msgspec
 
 HARD_EFFECTS: Final = ("NoSchedule", "NoExecute")
-_MOST_ANSWERS: Final = 256
+_MOST_ANSWERS: Final = 64
+"""A tenant chooses the rules, and an answer names up to all nodes."""
 
 
 class Taint(msgspec.Struct, frozen=True):

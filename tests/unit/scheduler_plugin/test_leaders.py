@@ -3,6 +3,7 @@
 
 from unittest import mock
 
+import msgspec
 import pytest
 
 from aliquot.contract.model import Allocation
@@ -15,6 +16,19 @@ from tests.unit.scheduler_plugin.builders import make_node
 from tests.unit.scheduler_plugin.claim_builders import slice_of
 
 GATE = "--feature-gates=DynamicResourceAllocation=true"
+
+
+@pytest.mark.parametrize("gate", ["AdmissionCheck", "Backfill", "DynamicResourceAllocation"])
+def test_labels_and_taints_of_nodes_are_read_for_what_needs_them(gate: str):
+    node = msgspec.Raw(b'{"metadata":{"name":"n","labels":{"pool":"a"}}}')
+
+    def reads_facts(*flags: str) -> bool:
+        with mock.patch("scheduler_plugin.wiring.cluster.Stream") as stream:
+            make_cluster(Settings.load(["--webhook-address=", *flags], {}), mock.Mock())
+        (decode,) = (call.args[2] for call in stream.call_args_list if call.args[0] == "nodes")
+        return decode(node).facts is not None
+
+    assert (reads_facts(), reads_facts(f"--feature-gates={gate}=true")) == (False, True)
 
 
 def replica(allocation: Allocation, *flags: str) -> tuple[Cluster, Leaders]:

@@ -117,6 +117,12 @@ class TestRefusals:
         else:
             assert refused(claim_object("train", result(0)), node(inventory=quiet)).reason is Reason.NOT_READY
 
+    def test_device_that_may_be_silent_since_start_is_waited_for(self):
+        started = replace(INVENTORY, devices=INVENTORY.devices[:1], unidentified=("GPU with NVML index 1: no answer",))
+        refusal = refused(claim_object("train", result(1)), node(inventory=started))
+        assert (refusal.reason, "GPU with NVML index 1: no answer" in refusal.message) == (Reason.NOT_READY, True)
+        assert refused(claim_object("train", result(1)), node(inventory=replace(started, unidentified=()))).reason is Reason.DEVICE_UNKNOWN
+
     def test_gpu_in_mig_mode(self):
         assert refused(claim_object("train", result(0)), node(inventory=inventory(gpu(0, mig=[instance(0, 0)])))).reason is Reject.MIG_MODE
 

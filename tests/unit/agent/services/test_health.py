@@ -230,6 +230,20 @@ async def test_unsaved_health_is_saved_on_retry_without_new_change(monkeypatch, 
     saving.cancel()
 
 
+async def test_fault_of_quarantined_gpu_is_saved_although_its_state_stays(tmp_path):
+    store, driver = HealthFile(tmp_path / "health"), FakeDriver(reading(gpu(0)))
+    watch = DriverWatch(driver, 1.0)
+    saving = asyncio.ensure_future(HealthRecorder(watch, store).run())
+    await watch.poll()
+    driver.answer = reading(failed=(FailedDevice(0, "GPU-0", "no answer"),))
+    await watch.poll()
+    await until(lambda: store.load().gpus["GPU-0"].silent)
+    watch.take_events([DeviceEvent("GPU-0", 62)])
+    await until(lambda: not store.load().gpus["GPU-0"].silent)
+    assert store.load().gpus["GPU-0"].hold_seconds > 30
+    saving.cancel()
+
+
 async def test_an_agent_that_is_replaced_remembers_a_quarantine(tmp_path, caplog):
     store = HealthFile(tmp_path / "health")
 

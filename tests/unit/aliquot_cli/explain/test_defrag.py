@@ -50,12 +50,13 @@ class Evictions:
 
     def __init__(self, refuses: tuple[str, ...] = ()) -> None:
         self.refuses = refuses
+        self.status, self.why = 429, "the budget allows no disruption"
         self.received: list[tuple[str, Mapping[str, Any]]] = []
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         self.received.append((path, body))
         if body["metadata"]["name"] in self.refuses:
-            raise AccessError(f"{path}: 429 the budget allows no disruption")
+            raise AccessError(f"{path.partition('?')[0]}: {self.status} {self.why}", self.status)
         return {}
 
 
@@ -71,9 +72,9 @@ def live(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Evictions:
 def test_each_eviction_is_tried_on_live_cluster_by_dry_run(live: Evictions) -> None:
     result = CliRunner().invoke(main, ["defrag", "plan", "team/pod-big"])
     assert result.exit_code == exit_codes.OK, result.output
-    assert result.output.splitlines()[-1] == "dry runs of the Eviction API: every eviction is allowed now"
+    assert result.output.splitlines()[-1] == "dry runs of the Eviction API: each eviction is allowed now"
     [(path, body)] = live.received
-    assert path == "/api/v1/namespaces/team/pods/pod-n1-0-0/eviction"
+    assert path == "/api/v1/namespaces/team/pods/pod-n1-0-0/eviction?dryRun=All"
     assert body["deleteOptions"] == {"preconditions": {"uid": "n1-0-0"}, "dryRun": ["All"]}
 
 
@@ -85,6 +86,23 @@ def test_plan_with_refused_eviction_names_pod_and_answer(live: Evictions) -> Non
     assert result.output.splitlines()[-1] == f"  team/pod-n1-0-0: {why}"
     found = CliRunner().invoke(main, ["defrag", "plan", "team/pod-big", "-o", "json"])
     assert (found.exit_code, json.loads(found.output)["refused_evictions"]) == (exit_codes.FINDINGS, {"team/pod-n1-0-0": why})
+
+
+@pytest.mark.parametrize(
+    ("status", "why", "asked"),
+    [
+        (403, 'pods "pod-n1-0-0" is forbidden: User "u" cannot create resource "pods/eviction"', False),
+        (403, "admission webhook denied the request", True),
+        (401, "Unauthorized", False),
+        (0, "the cluster cannot be reached", False),
+        (409, "the UID is another", True),
+    ],
+)
+def test_user_who_may_not_ask_sees_plan_without_dry_runs(live: Evictions, status: int, why: str, asked: bool) -> None:
+    live.refuses, live.status, live.why = ("pod-n1-0-0",), status, why
+    result = CliRunner().invoke(main, ["defrag", "plan", "team/pod-big"])
+    assert result.exit_code == (exit_codes.FINDINGS if asked else exit_codes.OK), result.output
+    assert ("no dry runs of the Eviction API: " in result.stderr) is not asked
 
 
 @pytest.mark.parametrize("elsewhere", ["--snapshot", "--url"])

@@ -127,6 +127,9 @@ async def test_pod_that_selects_full_nodes_gets_room_though_others_are_empty() -
     assert scene.owners == {"here"}
     assert scene.context.held_room.held is not None
     assert scene.context.held_room.held.nodes == {"n1"}
+    scene.directory.put(NodeFacts("n1", {"pool": "c"}))
+    await scene.pass_time()
+    assert not scene.owners
 
 
 async def test_pod_of_another_scheduler_gets_no_room() -> None:

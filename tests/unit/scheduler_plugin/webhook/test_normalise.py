@@ -778,12 +778,17 @@ def gang_member(**words: str) -> dict:
     [
         ("cloud.example/topology-rack", "cloud.example/topology-rack"),
         ("nvidia.com/gpu.clique", "clique"),
-        ("kubernetes.io/hostname", "kubernetes.io/hostname"),
     ],
 )
 def test_topology_of_other_systems_becomes_domain_of_gang(word, mode, label, level):
     annotations = admitted(gang_member(**{word.format(mode): label}))["metadata"]["annotations"]
     assert (annotations[contract.ANNOTATION_DOMAIN], annotations[contract.ANNOTATION_DOMAIN_LEVEL]) == (mode, level)
+
+
+def test_hosts_are_left_to_kueue_which_may_give_each_pod_set_its_own():
+    words = {word: gang_member(**{word.format("required"): "kubernetes.io/hostname"}) for word in (KUEUE, KAI)}
+    levels = {word: admitted(pod)["metadata"]["annotations"].get(contract.ANNOTATION_DOMAIN_LEVEL) for word, pod in words.items()}
+    assert levels == {KUEUE: None, KAI: "kubernetes.io/hostname"}
 
 
 def test_unusable_level_is_left_to_kueue_and_refused_for_kai():

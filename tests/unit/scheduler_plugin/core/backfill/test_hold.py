@@ -4,6 +4,7 @@
 from collections.abc import Collection
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from aliquot import contract
@@ -73,6 +74,7 @@ class Cluster:
         lifetimes = Lifetimes()
         ends = {pod.uid: None if (known := lifetimes.of(pod)) is None else NOW + known.usual for pod in bound}
         snapshot = snapshot_of(self.state.moment(), Rules(Policy.FRAG, DEFAULT_WEIGHTS), NOW)
+        snapshot = msgspec.structs.replace(snapshot, closed_nodes=tuple(self.state.closed_nodes))
         return find_hold(snapshot, uids, ending_order(bound, ends), allowed)
 
     def outlook(self, hold: Hold) -> Outlook:
@@ -105,6 +107,14 @@ def test_room_is_held_on_allowed_nodes_only(members: int) -> None:
     assert hold is not None
     assert hold.nodes == {"n2", "n3"} if members == 2 else hold.nodes == {"n2"}
     assert cluster.hold("nowhere", allowed=()) is None
+
+
+def test_room_is_held_on_tainted_node_for_pod_that_tolerates_it() -> None:
+    cluster = Cluster("n1")
+    cluster.run("a", "n1", 0, 1)
+    cluster.state.set_closed("n1", closed=True)
+    assert cluster.hold("anywhere") is None
+    assert cluster.hold("tolerates", allowed={"n1"}) is not None
 
 
 def test_state_of_search_is_a_copy() -> None:
