@@ -785,7 +785,7 @@ def test_topology_of_other_systems_becomes_domain_of_gang(word, mode, label, lev
     assert (annotations[contract.ANNOTATION_DOMAIN], annotations[contract.ANNOTATION_DOMAIN_LEVEL]) == (mode, level)
 
 
-def test_hosts_are_left_to_kueue_which_may_give_each_pod_set_its_own():
+def test_hosts_are_left_to_kueue_for_each_pod_set():
     words = {word: gang_member(**{word.format("required"): "kubernetes.io/hostname"}) for word in (KUEUE, KAI)}
     levels = {word: admitted(pod)["metadata"]["annotations"].get(contract.ANNOTATION_DOMAIN_LEVEL) for word, pod in words.items()}
     assert levels == {KUEUE: None, KAI: "kubernetes.io/hostname"}
