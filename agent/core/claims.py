@@ -356,18 +356,8 @@ def _share(
     if (found := find_instance(node.inventory, allocated.device)) is not None and allocated.pool == node.pool:
         return _instance(ref, *found, request, preferences, node)
     entry = find_device(node.inventory, allocated.device)
-    if entry is None and allocated.pool == node.pool and node.inventory.unidentified:
-        return Refusal(
-            Reason.NOT_READY,
-            f"claim {ref} was allocated device {allocated.device}. It may be a GPU that has not answered since the agent started: "
-            f"{'; '.join(node.inventory.unidentified)}. {_AGAIN}",
-        )
     if entry is None or allocated.pool != node.pool:
-        return Refusal(
-            Reason.DEVICE_UNKNOWN,
-            f"claim {ref} was allocated device {allocated.device} of pool {allocated.pool}, which this node does not have. "
-            "Delete the pod so that the claim is allocated again",
-        )
+        return _unknown(ref, allocated, node)
     if request.admin:  # also on a GPU that takes no new work: monitoring must see it
         return DeviceShare(entry.device.uuid, 0)
     if entry.device.mig_enabled:
@@ -396,6 +386,20 @@ def _part(
             f"{units.format_memory(whole_bytes)}. Remove the capacity from the request, or use isolation shim",
         )
     return DeviceShare(entry.device.uuid, whole_bytes, units.WHOLE_GPU_PERCENT)
+
+
+def _unknown(ref: ClaimRef, allocated: AllocatedDevice, node: ClaimNode) -> Refusal:
+    if allocated.pool == node.pool and node.inventory.unidentified:
+        return Refusal(
+            Reason.NOT_READY,
+            f"claim {ref} was allocated device {allocated.device}. It may be a GPU that has not answered since the agent started: "
+            f"{'; '.join(node.inventory.unidentified)}. {_AGAIN}",
+        )
+    return Refusal(
+        Reason.DEVICE_UNKNOWN,
+        f"claim {ref} was allocated device {allocated.device} of pool {allocated.pool}, which this node does not have. "
+        "Delete the pod so that the claim is allocated again",
+    )
 
 
 def _instance(

@@ -68,8 +68,15 @@ def plan_moves(
         found = _first_plan(taken, _goals(taken, full_name, whole_nodes), output)
         if save is not None and isinstance(found, Plan):
             write_saved(save, msgspec.json.encode(certify(taken, found)))
-    is_live = snapshot is None and not scheduler.url
-    refused = refused_evictions(connect(scheduler.target), found) if is_live and isinstance(found, Plan) else None
+    refused = None
+    if isinstance(found, Plan) and snapshot is None and not scheduler.url:
+        refused = refused_evictions(connect(scheduler.target), found)
+    _show_end(found, refused, output)
+    raise SystemExit(exit_codes.FINDINGS if refused or not isinstance(found, Plan) else exit_codes.OK)
+
+
+def _show_end(found: "Plan | NoPlan | None", refused: Mapping[str, str] | None, output: Output) -> None:
+    """Print what comes after the plans, or the document for programs. Args: refused: None without dry runs."""
     if output.for_programs:
         shown = msgspec.to_builtins(found)
         click.echo(document(shown if refused is None else {**shown, "refused_evictions": refused}, output))
@@ -77,7 +84,6 @@ def plan_moves(
         click.echo("no pod with a GPU request waits")
     elif refused is not None:
         click.echo("\n".join(_dry_run_lines(refused)))
-    raise SystemExit(exit_codes.OK if isinstance(found, Plan) and not refused else exit_codes.FINDINGS)
 
 
 @defrag.command(name="check")

@@ -141,7 +141,7 @@ class Backfiller:
             self._holds.drop()
             self._rests_until = 0.0
             return
-        owners = [pod for uid in sorted(hold.owners) if (pod := self._context.state.pods.get(uid)) is not None and not pod.node_name]
+        owners = [pod for pod in self._owners(hold) if not pod.node_name]
         if owners and now - self._retried_at >= RETRY_SECONDS and any(self._fits(pod) for pod in owners):
             self._retried_at = now
             await self._retry(min(owners, key=importance).uid)
@@ -151,16 +151,21 @@ class Backfiller:
 
     def _is_needed(self, hold: Hold) -> bool:
         """Whether each owner of a hold waits, or has got the place that was held for it."""
-        state = self._context.state
-        pods = [state.pods.get(uid) for uid in hold.owners]
-        if not all(pod is not None and (pod.may_start or pod.node_name) for pod in pods):
+        state, pods = self._context.state, self._owners(hold)
+        if len(pods) < len(hold.owners) or all(is_placed(state, pod) for pod in pods):
             return False
-        if any(pod is not None and pod.nominated_node and not pod.node_name for pod in pods):
-            return False  # other pods end for it
-        allowed = self._allowed(pod for pod in pods if pod is not None)
-        if allowed is not None and not hold.nodes <= allowed:
-            return False  # a label or taint of a node has changed
-        return not all(pod is not None and is_placed(state, pod) for pod in pods)
+        waiting = [pod for pod in pods if not pod.node_name]
+        # For a nominated pod others end.
+        return all(pod.may_start and not pod.nominated_node for pod in waiting) and self._may_use(pods, hold.nodes)
+
+    def _owners(self, hold: Hold) -> list[PodFacts]:
+        """Return the owners that exist."""
+        return [pod for uid in sorted(hold.owners) if (pod := self._context.state.pods.get(uid)) is not None]
+
+    def _may_use(self, pods: Sequence[PodFacts], nodes: frozenset[str]) -> bool:
+        """Whether all pods may use these nodes: labels and taints change."""
+        allowed = self._allowed(pods)
+        return allowed is None or nodes <= allowed
 
     def _fits(self, pod: PodFacts) -> bool:
         shape = self._shape(pod)

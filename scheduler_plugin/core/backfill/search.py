@@ -66,11 +66,10 @@ def find_hold(snapshot: Snapshot, member_uids: Sequence[str], order: Sequence[st
 def search(
     state: ClusterState, planner: Planner, members: Sequence[PodFacts], order: Sequence[str], allowed: frozenset[str]
 ) -> Hold | None:
-    """Do the same on a state that belongs to the search."""
+    """Do the same on a state that belongs to the search. Args: allowed: the names of the nodes that all members may use."""
     for uid in [*(uid for uid in state.reservations if uid.startswith(HOLD_PREFIX)), *(pod.uid for pod in members)]:
         state.release(uid)
-    for name in {state.pods[uid].node_name for uid in state.unaccounted if uid in state.pods} | (_names(state) - allowed):
-        state.drop_gpu_node(name)
+    _drop_nodes(state, allowed)
     size = max(1, -(-len(order) // MAX_TRIALS))
     for start in range(0, len(order) + size, size):
         if _fit_together(state, planner, members):
@@ -78,6 +77,13 @@ def search(
         for uid in order[start : start + size]:
             state.drop_pod(uid)
     return None
+
+
+def _drop_nodes(state: ClusterState, allowed: frozenset[str]) -> None:
+    """Drop the nodes that are not allowed, and those with pods whose devices are unknown."""
+    unclear = {state.pods[uid].node_name for uid in state.unaccounted if uid in state.pods}
+    for name in unclear | (_names(state) - allowed):
+        state.drop_gpu_node(name)
 
 
 def _fit_together(state: ClusterState, planner: Planner, members: Sequence[PodFacts]) -> bool:

@@ -237,10 +237,10 @@ async def test_fault_of_quarantined_gpu_is_saved_although_its_state_stays(tmp_pa
     await watch.poll()
     driver.answer = reading(failed=(FailedDevice(0, "GPU-0", "no answer"),))
     await watch.poll()
-    await until(lambda: store.load().gpus["GPU-0"].silent)
+    await until(lambda: store.load().of("GPU-0").silent)
     watch.take_events([DeviceEvent("GPU-0", 62)])
-    await until(lambda: not store.load().gpus["GPU-0"].silent)
-    assert store.load().gpus["GPU-0"].hold_seconds > 30
+    await until(lambda: not store.load().of("GPU-0").silent)
+    assert store.load().of("GPU-0").hold_seconds > 30
     saving.cancel()
 
 
