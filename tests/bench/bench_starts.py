@@ -58,6 +58,8 @@ def main() -> int:
     parser.add_argument("--trace", type=Path, required=True, help="the openb trace: docs/measurements/placement.md says from where")
     parser.add_argument("--jobs", type=int, default=2, help="replays at once")
     options = parser.parse_args()
+    if missing := sorted({one.pods for one in REPLAYS} - pod_lists(options.trace / "csv").keys()):
+        parser.error(f"{options.trace / 'csv'}: expected the openb trace, found no pod list {', '.join(missing)}")
     with ProcessPoolExecutor(options.jobs) as pool:
         results = list(pool.map(rate, [options.trace] * len(REPLAYS), REPLAYS))
     rows = [

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ResourceClaims with the control plane of Kubernetes 1.34, where shares of one device are an alpha feature (T22).
 
-The kubelet cannot act as an older one, so the agent acts as a driver of before 1.34: kubelet has to call it by v1beta1.
+This kubelet knows both versions of the interface, and has no option to behave like an older one. So the agent serves v1beta1 only.
 """
 
 import json

@@ -144,7 +144,7 @@ async def test_dropped_connection_leaves_both_services_for_the_next(empty):
 
 
 async def both_services_work(node: Node, kubelet: FakeKubelet) -> None:
-    """Claims are prepared, and health is told at once and when it changes."""
+    """Prepare a claim, and read the health stream: one message at the start, and one when a GPU is lost."""
     async with kubelet.health(HEALTH_PACKAGES[0]) as stream:
         await tells(stream)
         claim = allocate(node, "train", "gpu-0", 1024)

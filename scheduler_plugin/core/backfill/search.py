@@ -80,7 +80,7 @@ def search(
 
 
 def _drop_nodes(state: ClusterState, allowed: frozenset[str]) -> None:
-    """Drop the nodes that are not allowed, and those with pods whose devices are unknown."""
+    """Drop nodes that are not allowed. Also drop a node if it is unknown which devices one of its pods has."""
     unclear = {state.pods[uid].node_name for uid in state.unaccounted if uid in state.pods}
     for name in unclear | (_names(state) - allowed):
         state.drop_gpu_node(name)

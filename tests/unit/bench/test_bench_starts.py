@@ -25,5 +25,14 @@ def test_intervals_that_hit_too_seldom_or_too_often_fail(monkeypatch, hits: Sequ
     monkeypatch.setattr(bench_starts, "REPLAYS", replays)
     monkeypatch.setattr(bench_starts, "ProcessPoolExecutor", ThreadPoolExecutor)
     monkeypatch.setattr(bench_starts, "rate", lambda _, one: result(100, hits[one.seed]))
+    monkeypatch.setattr(bench_starts, "pod_lists", lambda _: {one.pods: None for one in replays})
     monkeypatch.setattr("sys.argv", ["bench_starts", "--trace", "nowhere"])
     assert bench_starts.main() == status
+
+
+def test_directory_without_trace_is_refused_with_names_of_lists(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("sys.argv", ["bench_starts", "--trace", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        bench_starts.main()
+    assert ended.value.code == 2
+    assert "expected the openb trace, found no pod list cpu100, cpu200" in capsys.readouterr().err

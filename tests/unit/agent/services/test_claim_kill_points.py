@@ -229,7 +229,7 @@ async def unkilled(base: Path) -> Outcome:
 
 
 def of_claims(world: ClaimWorld) -> Mapping[str, Any]:
-    """What is on the disk but for partly written files of a claim: its directory goes with them."""
+    """Return all files, without those partly written in a claim's directory. They are removed with the directory."""
     return {
         name: content
         for name, content in world.files().items()

@@ -189,7 +189,7 @@ async def test_small_clusters_are_left_to_kube_scheduler():
 
 
 SPECIAL: dict[str, dict[str, Any]] = {
-    "selects nodes that nobody knows": {"nodes": NodeRules((("pool", "a"),))},
+    "selects a label that no node has": {"nodes": NodeRules((("pool", "a"),))},
     "has a host port": {"is_picky": True},
     "tolerates taints": {"tolerates": True},
     "prefers nodes": {"prefers": True},
