@@ -193,7 +193,8 @@ def scheduler_metric(system: Kubectl, name: str, **labels: str) -> float:
 def agent_pod(kubectl: Kubectl, node: str) -> Object:
     """The agent of a node."""
     pods = kubectl.within(AGENT_NAMESPACE).all("pods", "--selector=app.kubernetes.io/name=aliquot-agent")
-    found = [pod for pod in pods if pod["spec"]["nodeName"] == node and "deletionTimestamp" not in pod["metadata"]]
+    # the pod that a DaemonSet has just made has no nodeName until kube-scheduler binds it
+    found = [pod for pod in pods if pod["spec"].get("nodeName") == node and "deletionTimestamp" not in pod["metadata"]]
     if len(found) != 1:
         raise AssertionError(f"expected one agent on node {node}, found {len(found)}")
     return found[0]
