@@ -30,7 +30,7 @@ from aliquot.contract.model import DeviceShare, Isolation, MigInstance, Pod, Pre
 from aliquot.contract.parameters import preferences_of
 from aliquot.kube.requests import timestamp
 from aliquot.placement import mig
-from aliquot.placement.device import AccountingError, DeviceState
+from aliquot.placement.device import AccountingError, DeviceState, whole_instance
 from aliquot.placement.fit import Reject
 
 _AGAIN: Final = (
@@ -360,18 +360,34 @@ def _share(
         return _unknown(ref, allocated, node)
     if request.admin:  # also on a GPU that takes no new work: monitoring must see it
         return DeviceShare(entry.device.uuid, 0)
-    if entry.device.mig_enabled:
-        return Refusal(Reject.MIG_MODE, f"claim {ref} was allocated {entry.device.uuid}, which is in MIG mode now. Delete the pod")
+    if entry.device.mig_enabled and (impossible := _shared_instance_trouble(ref, entry, request, preferences)) is not None:
+        return impossible
     if (unusable := _unusable(ref, entry, node)) is not None:
         return unusable
     return _part(ref, entry, allocated, request, preferences)
+
+
+def _shared_instance_trouble(ref: ClaimRef, entry: InventoryDevice, request: AllocatedRequest, preferences: Preferences) -> Refusal | None:
+    """Return a refusal if a claim cannot have a share of this GPU, which is in MIG mode: such a share uses an instance with others."""
+    if whole_instance(entry.device) is None:
+        return Refusal(Reject.MIG_MODE, f"claim {ref} was allocated {entry.device.uuid}, which is in MIG mode now. Delete the pod")
+    where = f"claim {ref} was allocated a share of {entry.device.uuid}, which is in MIG mode"
+    if len(request.devices) > 1:
+        return Refusal(
+            Reason.REQUEST_INVALID,
+            f"{where}, and {len(request.devices) - 1} more: a program uses one MIG instance only. "
+            "Add the selector device.attributes['gpu.aliquot.dev'].type == 'gpu' to a request for several devices",
+        )
+    if preferences.isolation not in (None, Isolation.SHIM) or may_burst(preferences):
+        return Refusal(Reason.REQUEST_INVALID, f"{where}: only isolation shim without memoryBurst is available there")
+    return None
 
 
 def _part(
     ref: ClaimRef, entry: InventoryDevice, allocated: AllocatedDevice, request: AllocatedRequest, preferences: Preferences
 ) -> DeviceShare | Refusal:
     """Return what a claim consumes of a GPU."""
-    whole_bytes = units.floor_to_mib(entry.device.memory_bytes)
+    whole_bytes = DeviceState(entry.device).capacity_bytes
     try:
         memory_bytes = _amount(allocated, CAPACITY_MEMORY, profile_bytes(allocated.device) or whole_bytes)
         cores = _amount(allocated, CAPACITY_CORES, 1) if request.cores_stated else None

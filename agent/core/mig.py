@@ -2,13 +2,15 @@
 """MIG on this node: the instances that the agent made, the places where it may make more, and what it offers to kubelet.
 
 An instance made on demand is identified by its *place* (GPU, profile and first memory slice). Shares and grants name the place, because an
-instance gets a new UUID each time it is made. Invariant: an instance belongs to the agent only if its record was on disk before it was
-made. All other instances belong to another owner; the agent offers them unchanged and never removes them.
+instance gets a new UUID each time it is made. Shares of a GPU in MIG mode name the GPU, and use one instance with all its slices together:
+the first share has it made, and it goes with the last. Invariant: an instance belongs to the agent only if its record was on disk before it
+was made. All other instances belong to another owner; the agent offers them unchanged and never removes them.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from agent.core.backends import MigStrategy
 from agent.core.inventory import AdvertisedDevice, DeviceInventory, DeviceReading, DriverReading, InventoryDevice, advertised
@@ -61,6 +63,8 @@ class MigRecord:
         )
 
 
+SHARED: Final = "shared"
+"""In a record, instead of a grant: the instance is that of all shares of its GPU."""
 RECORD_ROWS = RowFormat("MIG record", "record", MigRecord, version=1)
 
 
@@ -87,14 +91,18 @@ def identity_of(instance: MigInstance, record: MigRecord | None) -> tuple[str, s
     return record.uuid, str(record.gpu_instance_id), str(record.compute_instance_id)
 
 
-def promised_places(ledger: Ledger) -> Mapping[str, str]:
-    """Return the places in grants, with the grant's id."""
-    return {
-        share.device_uuid: grant.grant_id
-        for grant in ledger.grants.values()
-        for share in grant.shares
-        if codec.decode_place(share.device_uuid) is not None
-    }
+def is_promised(record: MigRecord, ledger: Ledger) -> bool:
+    """Whether a grant uses the instance of a record: it names its place, or it is a share of the GPU and the instance is for shares."""
+    place = codec.decode_place(record.place)
+    gpu = place.device_uuid if place is not None and record.grant_id == SHARED else None
+    return any(share.device_uuid in (record.place, gpu) for grant in ledger.grants.values() if grant.takes_part for share in grant.shares)
+
+
+def is_unclear(record: MigRecord, ledger: Ledger) -> bool:
+    """Whether a container with a damaged ledger row may use the instance of a record."""
+    place = codec.decode_place(record.place)
+    shared = record.grant_id == SHARED and place is not None and bool(ledger.unclear_on([place.device_uuid]))
+    return record.grant_id in ledger.unclear or shared
 
 
 def hands_off_reason(labels: Mapping[str, str] | None) -> str:

@@ -8,6 +8,9 @@ of a GPU for containers without reserved cores, so what fits the slices also fit
 Fixed shares are devices of their own, for manifests that state no amounts (``nvidia.com/vgpu-20g``). They draw on counters of their GPU.
 Any share of the GPU itself takes all of these, so a GPU has shares of one kind at a time.
 
+A GPU in MIG mode offers its instances and, where the agent can make one with all slices of the GPU, shares that use this instance
+together. Both draw on the same counters. So such a GPU has either shares or other instances.
+
 Order matters: kube-scheduler takes the first device that fits, in the order of the list. GPUs are listed by their minor number.
 Source: https://pkg.go.dev/k8s.io/api/resource/v1#ResourceSliceSpec
 """
@@ -24,6 +27,7 @@ from agent.core.mig_devices import TYPE_MIG, as_quantities, counters_of, draws_o
 from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.model import MigInstance
+from aliquot.placement.device import whole_instance
 
 API_VERSION: Final = "resource.k8s.io/v1"
 MOST_DEVICES: Final = 64
@@ -35,6 +39,8 @@ CAPACITY_CORES: Final = "cores"
 CAPACITY_SHARES: Final = "shares"
 TAINT_HEALTH: Final = "aliquot.dev/unhealthy"
 TAINT_CORDON: Final = "aliquot.dev/cordoned"
+TYPE_SHARED_INSTANCE: Final = "shared-mig"
+"""The attribute ``type`` of a GPU in MIG mode that claims share. A claim for a whole GPU does not mean it: instances have no NVLink."""
 TYPE_FIXED: Final = "fixed"
 """The attribute ``type`` of a fixed share; a GPU's is ``gpu``."""
 NVIDIA_DOMAIN: Final = "gpu.nvidia.com"
@@ -113,14 +119,16 @@ def contents_of(inventory: DeviceInventory, offer: Offer) -> Contents:
 def _contents_of_parted(inventory: DeviceInventory, offer: Offer) -> Contents:
     """Return what GPUs in MIG mode have."""
     entries = [entry for entry in inventory.devices if entry.device.mig_enabled] if offer.mig else []
-    devices = [_mig_device(entry, instance, inventory, offer) for entry in entries for instance in offered_instances(entry)]
-    return Contents(devices, [_mig_counter_set(entry) for entry in entries if counters_of(entry)])
+    shared = [_shared_instance(entry, whole, inventory, offer) for entry in entries if (whole := whole_instance(entry.device)) is not None]
+    instances = [_mig_device(entry, instance, inventory, offer) for entry in entries for instance in offered_instances(entry)]
+    return Contents([*shared, *instances], [_mig_counter_set(entry) for entry in entries if counters_of(entry)])
 
 
 def names_on(entry: InventoryDevice, offer: Offer) -> Sequence[str]:
     """Return the names of all devices on a GPU."""
     if entry.device.mig_enabled:
-        return [mig_name(device_name(entry), instance) for instance in offered_instances(entry)] if offer.mig else []
+        shared = [device_name(entry)] if whole_instance(entry.device) is not None else []
+        return [*shared, *(mig_name(device_name(entry), instance) for instance in offered_instances(entry))] if offer.mig else []
     return [device_name(entry), *(one["name"] for one in _fixed_shares(entry, offer))]
 
 
@@ -227,16 +235,26 @@ def _is_stored(name: str, spec: Mapping[str, Any], found: FoundSlice, pruned: Ma
 
 
 def _device(entry: InventoryDevice, inventory: DeviceInventory, offer: Offer) -> Mapping[str, Any]:
-    taints = _taints(entry, offer)
+    attributes, of_nvidia = _attributes(entry, inventory), _nvidia_attributes(entry, inventory)
     uses = {"consumesCounters": [_whole(entry, offer)]} if offer.profiles_gib else {}
+    return _shareable(entry, offer, entry.device.memory_bytes, attributes, of_nvidia, uses)
+
+
+def _shared_instance(entry: InventoryDevice, whole: MigInstance, inventory: DeviceInventory, offer: Offer) -> Mapping[str, Any]:
+    """Return a GPU in MIG mode as a device for shares. The first share takes all counters, and the last one gives them back."""
+    attributes = {**_nvidia_attributes(entry, inventory), "type": _text(TYPE_SHARED_INSTANCE), "profile": _text(whole.profile)}
+    uses = {"consumesCounters": [{"counterSet": device_name(entry), "counters": as_quantities(counters_of(entry))}]}
+    return _shareable(entry, offer, whole.memory_bytes, attributes, attributes, uses)
+
+
+def _shareable(
+    entry: InventoryDevice, offer: Offer, memory_bytes: int, attributes: Attributes, of_nvidia: Attributes, uses: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    taints = _taints(entry, offer)
     return {
         "name": device_name(entry),
-        "attributes": {
-            **_named("", _attributes(entry, inventory)),
-            **_named(f"{NVIDIA_DOMAIN}/", _nvidia_attributes(entry, inventory)),
-            **_standard_attributes(entry),
-        },
-        "capacity": _capacity(entry, offer.shares_per_gpu),
+        "attributes": {**_named("", attributes), **_named(f"{NVIDIA_DOMAIN}/", of_nvidia), **_standard_attributes(entry)},
+        "capacity": _capacity(memory_bytes, offer.shares_per_gpu),
         "allowMultipleAllocations": True,
         **uses,
         **({"taints": taints} if taints else {}),
@@ -301,8 +319,8 @@ def _counters(memory_mib: int, shares: int) -> Mapping[str, Any]:
     return {CAPACITY_MEMORY: {"value": f"{memory_mib}Mi"}, CAPACITY_SHARES: {"value": str(shares)}}
 
 
-def _capacity(entry: InventoryDevice, shares_per_gpu: int) -> Mapping[str, Any]:
-    memory, step = f"{entry.device.memory_bytes // units.MIB}Mi", "1Mi"
+def _capacity(memory_bytes: int, shares_per_gpu: int) -> Mapping[str, Any]:
+    memory, step = f"{memory_bytes // units.MIB}Mi", "1Mi"
     whole = str(units.WHOLE_GPU_PERCENT)
     return {
         CAPACITY_MEMORY: {

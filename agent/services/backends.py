@@ -41,11 +41,11 @@ class Backends:
     async def provide(self, grant: Grant) -> Provision:
         """Prepare what the grant needs; may be called again. Raises DriverError, MpsError, StorageError."""
         match grant.backend:
-            case Isolation.MIG:
+            case Isolation.MIG | Isolation.SHIM:  # a share of a GPU in MIG mode lies in an instance too
                 return Provision(await self._mig.ensure(grant))
             case Isolation.MPS:
                 return Provision(edits=merge_edits([await self._mps.ensure(grant)]))
             case Isolation.DRIVER:
                 return Provision(edits=limit_edits(grant.shares, self._limits_hook))
-            case Isolation.SHIM | Isolation.EXCLUSIVE:
+            case Isolation.EXCLUSIVE:
                 return Provision()

@@ -116,14 +116,12 @@ class GrantContents:
 
     def _injected(self, name: str, provision: Provision, inventory: DeviceInventory, host: HostSpec | None) -> InjectedDevice:
         """Return how one device enters the container: by the host's spec where that has it, else by its device nodes."""
-        found = inventory.mig_instance(name)
-        if found is None:
-            minors = [entry.device.minor for entry in inventory.devices if entry.device.uuid == name]
-            if not minors:
-                raise StorageError(f"no CDI spec can be written for {name}: the driver has not listed it since this agent started")
-            return InjectedDevice(name, minors[0])
-        entry, listed = found
+        entry, listed = inventory.mig_instance(name) or (next((one for one in inventory.devices if one.device.uuid == name), None), None)
+        if entry is None:
+            raise StorageError(f"no CDI spec can be written for {name}: the driver has not listed it since this agent started")
         instance, minor = provision.instances.get(name, listed), entry.device.minor
+        if instance is None:
+            return InjectedDevice(name, minor)
         if host is not None and instance.uuid in host.devices and not host.lacks_capabilities(instance.uuid):
             return InjectedDevice(instance.uuid, minor)
         nodes = self._cdi.capability_nodes(minor, instance.gpu_instance_id, instance.compute_instance_id)

@@ -9,13 +9,13 @@ for both. ``core.mig`` decides which instances belong to the agent.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 
 from agent.core.inventory import DeviceEvent, DriverReading, OverdueCall
 from agent.core.ledger import Grant
-from agent.core.mig import MigRecord, hands_off_reason, keep_out_reason, promised_places, with_places
+from agent.core.mig import SHARED, MigRecord, hands_off_reason, is_promised, is_unclear, keep_out_reason, with_places
 from agent.core.overhead import ProcessList
 from agent.core.without_duration import without_duration
 from agent.errors import DriverError, DriverLeftError, DriverMissingError, DriverTimeoutError, PartitionError, StorageError
@@ -24,7 +24,8 @@ from agent.ports.mig import MigPartitions, MigRecords
 from agent.services.grant_manager import GrantManager
 from aliquot.contract import codec
 from aliquot.contract.codec import MigPlace
-from aliquot.contract.model import Link, MigInstance
+from aliquot.contract.model import Device, Link, MigInstance
+from aliquot.placement.device import whole_instance
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,8 @@ class MigController:
         self._records: Mapping[str, MigRecord] = {}
         """Replaced as a whole, never changed: scrapes read it in other threads."""
         self._places: dict[str, Sequence[MigInstance]] = {}
+        self._wholes: Mapping[str, MigPlace] = {}
+        """Of each GPU in MIG mode, by its UUID: where the instance of its shares is made."""
         self._changing: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._complaints: dict[str, str] = {}
         """By place, the last logged reason why its instance cannot be removed; each reason is logged once."""
@@ -89,13 +92,27 @@ class MigController:
             self._places[device_uuid] = await self._partitions.places(device_uuid)
         return [place for place in self._places[device_uuid] if self._offering or place.uuid in self._records]
 
+    def knows_wholes(self, devices: Iterable[Device]) -> None:
+        """Take over which of the GPUs that answer are in MIG mode now. The others keep what they had: grants on them stay as well."""
+        wholes = dict(self._wholes)
+        for device in devices:
+            wholes.pop(device.uuid, None)
+            if (whole := whole_instance(device)) is not None:
+                wholes[device.uuid] = MigPlace(device.uuid, whole.profile, whole.placement_start)
+        self._wholes = wholes
+
     async def ensure(self, grant: Grant) -> Mapping[str, MigInstance]:
-        """Return the instances at the places of a grant, by place; create missing ones. Other shares are not in the result.
+        """Return the instances of a grant by the names in its shares; create missing ones. Shares without one are not in the result.
 
         Raises: PartitionError with the obstacle, DriverError, StorageError.
         """
-        places = [place for share in grant.shares if (place := codec.decode_place(share.device_uuid)) is not None]
-        return {str(place): await self._ensure_at(place, grant.grant_id) for place in places}
+        made = {}
+        for name in grant.device_names:
+            if (place := codec.decode_place(name)) is not None:
+                made[name] = await self._ensure_at(place, grant.grant_id)
+            elif (whole := self._wholes.get(name)) is not None and grant.takes_part:
+                made[name] = await self._ensure_at(whole, SHARED)
+        return made
 
     async def run(self) -> None:
         """Remove instances without a grant, until cancelled: at the start, after each change of a grant, and as a retry."""
@@ -109,9 +126,9 @@ class MigController:
         left = False
         for name, record in tuple(self._records.items()):  # another record may go while one instance is removed
             place = codec.decode_place(name)
-            if place is None or name in promised_places(self._manager.ledger):
+            if place is None or is_promised(record, self._manager.ledger):
                 continue
-            if record.grant_id in self._manager.ledger.unclear:  # its container may run
+            if is_unclear(record, self._manager.ledger):  # its container may run
                 left = True
                 continue
             async with self._changing[place.device_uuid]:
@@ -119,7 +136,8 @@ class MigController:
         return left
 
     async def _try_remove(self, place: MigPlace) -> bool:
-        if str(place) in promised_places(self._manager.ledger) or str(place) not in self._records:
+        record = self._records.get(str(place))
+        if record is None or is_promised(record, self._manager.ledger):
             return True
         if trouble := hands_off_reason(self._labels()):
             self._complain(place, trouble)
@@ -156,11 +174,11 @@ class MigController:
 
     async def _make_room(self, place: MigPlace) -> None:
         """Remove the instance at the place, and overlapping instances of the agent that have no grant."""
-        promised = promised_places(self._manager.ledger)
         known = {one.uuid: one for one in await self.places_on(place.device_uuid)}
         wanted = known.get(str(place))
-        for name in tuple(self._records):
-            over = name not in promised and name in known and wanted is not None and known[name].overlaps(wanted)
+        for name, record in tuple(self._records.items()):
+            unused = not is_promised(record, self._manager.ledger)
+            over = unused and name in known and wanted is not None and known[name].overlaps(wanted)
             if (other := codec.decode_place(name)) is not None and (other == place or over):
                 await self._remove(other)
 
@@ -235,7 +253,9 @@ class MigAwareDriver:
         partitioned = [entry.device.uuid for entry in reading.devices if entry.device.mig_enabled]
         places = {uuid: found for uuid in partitioned if (found := await self._places_on(uuid)) is not None}
         # an instance that was removed or created since the read is the agent's as well
-        return with_places(reading, places, {**before, **self._controller.records})
+        shown = with_places(reading, places, {**before, **self._controller.records})
+        self._controller.knows_wholes(entry.device for entry in shown.devices)
+        return shown
 
     async def _places_on(self, device_uuid: str) -> Sequence[MigInstance] | None:
         """Return the places on a GPU; None when they cannot be read. Existing instances can be used in any case."""

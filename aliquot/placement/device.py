@@ -3,6 +3,9 @@
 
 A DeviceState is a value: adding or removing a share makes a new one. Invariant (I1): ``with_share`` never lets a device promise more
 memory, cores or shares than it has, and never promises one MIG instance twice.
+
+A GPU in MIG mode has no memory of its own to share: shares of it lie in one instance with all its slices. So it has either shares, which
+use that instance together, or other instances.
 """
 
 from collections.abc import Iterable
@@ -11,7 +14,7 @@ from typing import Final
 
 from aliquot.contract import units
 from aliquot.contract.errors import AliquotError
-from aliquot.contract.model import Device, DeviceShare
+from aliquot.contract.model import Device, DeviceShare, MigInstance
 
 DEFAULT_MAX_SHARES: Final = 16
 """Containers per physical GPU, unless the agent's ``sharesPerGpu`` says otherwise."""
@@ -22,6 +25,20 @@ UNRESERVED_MIN_PERCENT: Final = 1
 
 class AccountingError(AliquotError):
     """The shares on a device add up to an impossible sum: a bug, or a wrong ledger."""
+
+
+def whole_instance(device: Device) -> MigInstance | None:
+    """Return the place for the instance that shares of a GPU in MIG mode use; None where its agent cannot make one.
+
+    It has all memory slices of the GPU. An instance of the administrator leaves no place for it. Of several such profiles it is the one
+    without further attributes.
+    """
+    places = device.mig_instances
+    if not device.mig_enabled or not all(place.on_demand for place in places):
+        return None
+    # By memory, because an inventory may list some places only. A little less than the GPU has, but far more than the next profile.
+    whole = [place for place in places if place.placement_start == 0 and place.memory_bytes * 4 >= device.memory_bytes * 3]
+    return min(whole, key=lambda place: (len(place.profile), place.profile), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +56,7 @@ class DeviceState:
     unreserved_shares: int = 0
     """Those of ``used_shares`` that reserve no compute."""
     used_instances: frozenset[str] = frozenset()
-    """UUIDs of the MIG instances in use."""
+    """UUIDs of the MIG instances in use, also of the one that shares of a GPU in MIG mode use."""
     max_shares: int = DEFAULT_MAX_SHARES
     healthy: bool = True
     cordoned: bool = False
@@ -64,13 +81,14 @@ class DeviceState:
         """Add up the existing shares of a device, without a check against its capacity. Shares of other devices are skipped."""
         shares = tuple(shares)
         parts = [share for share in shares if share.device_uuid == device.uuid]
+        used_instances = frozenset(i.uuid for i in device.mig_instances).intersection(share.device_uuid for share in shares)
         return cls(
             device,
             used_memory_bytes=sum(share.memory_bytes for share in parts),
             used_cores_percent=sum(share.cores_percent or 0 for share in parts),
             used_shares=len(parts),
             unreserved_shares=sum(share.cores_percent is None for share in parts),
-            used_instances=frozenset(i.uuid for i in device.mig_instances).intersection(share.device_uuid for share in shares),
+            used_instances=used_instances | (_instances_of_shares(device) if parts else frozenset()),
             max_shares=max_shares,
             healthy=healthy,
             cordoned=cordoned,
@@ -79,7 +97,8 @@ class DeviceState:
     @property
     def capacity_bytes(self) -> int:
         """Memory that can be promised: whole MiB, the unit of requests and assignments."""
-        return units.floor_to_mib(self.device.memory_bytes)
+        whole = whole_instance(self.device)
+        return units.floor_to_mib(self.device.memory_bytes if whole is None else whole.memory_bytes)
 
     @property
     def free_memory_bytes(self) -> int:
@@ -118,6 +137,8 @@ class DeviceState:
 
     def has_room_for(self, share: DeviceShare) -> bool:
         """Whether a share of the device itself, not of an instance on it, adds up with the others."""
+        if self.device.mig_enabled and not self._may_have_shares:
+            return False
         cores = self.unreserved_fits if share.cores_percent is None else share.cores_percent <= self.free_cores_percent
         return cores and self.free_shares > 0 and share.memory_bytes <= self.free_memory_bytes
 
@@ -143,8 +164,14 @@ class DeviceState:
             used_memory_bytes=self.used_memory_bytes - share.memory_bytes,
             used_cores_percent=self.used_cores_percent - (share.cores_percent or 0),
             used_shares=self.used_shares - 1,
+            used_instances=self.used_instances - (_instances_of_shares(self.device) if self.used_shares == 1 else frozenset()),
             unreserved_shares=self.unreserved_shares - (share.cores_percent is None),
         )
+
+    @property
+    def _may_have_shares(self) -> bool:
+        """Whether the instances of a GPU in MIG mode leave room for shares of the GPU."""
+        return whole_instance(self.device) is not None and (self.used_shares > 0 or not self.used_instances)
 
     def _check_carries(self, share: DeviceShare) -> None:
         if not self.carries(share):
@@ -161,9 +188,15 @@ class DeviceState:
             self.used_cores_percent + (share.cores_percent or 0),
             self.used_shares + 1,
             self.unreserved_shares + (share.cores_percent is None),
-            self.used_instances,
+            self.used_instances | _instances_of_shares(self.device) if self.device.mig_enabled else self.used_instances,
             self.max_shares,
             self.healthy,
             self.cordoned,
             self.aversion_ppm,
         )
+
+
+def _instances_of_shares(device: Device) -> frozenset[str]:
+    """Return the instance that shares of a GPU use, by UUID; empty for a GPU that is not in MIG mode."""
+    whole = whole_instance(device)
+    return frozenset() if whole is None else frozenset([whole.uuid])

@@ -14,6 +14,22 @@ static struct {
 } devices[AQ_MAX_ORDINALS];
 static int device_count;
 
+/* The UUID by which the container was granted a device: that of the MIG instance, or that of its GPU for shares of a GPU in MIG mode. The
+ * newer form of the driver's call returns the instance's, the older one the GPU's. */
+static CUresult learn_uuid(int ordinal, CUuuid *uuid)
+{
+	CUuuid of_gpu;
+	CUresult result = aq_cuda.cuDeviceGetUuid_v2(uuid, ordinal);
+
+	if (result == CUDA_ERROR_NOT_SUPPORTED)
+		return aq_cuda.cuDeviceGetUuid(uuid, ordinal);
+	if (result != CUDA_SUCCESS || aq_limits_find(limits, (unsigned char *)uuid->bytes) >= 0)
+		return result;
+	if (aq_cuda.cuDeviceGetUuid(&of_gpu, ordinal) == CUDA_SUCCESS && aq_limits_find(limits, (unsigned char *)of_gpu.bytes) >= 0)
+		*uuid = of_gpu;
+	return CUDA_SUCCESS;
+}
+
 CUresult aq_devices_learn(struct aq_limits *new_limits)
 {
 	int count = 0;
@@ -26,10 +42,7 @@ CUresult aq_devices_learn(struct aq_limits *new_limits)
 	for (int i = 0; i < device_count; i++) {
 		CUuuid uuid = { { 0 } };
 
-		/* The newer form returns the MIG instance's own UUID, the older one its GPU's. */
-		result = aq_cuda.cuDeviceGetUuid_v2(&uuid, i);
-		if (result == CUDA_ERROR_NOT_SUPPORTED)
-			result = aq_cuda.cuDeviceGetUuid(&uuid, i);
+		result = learn_uuid(i, &uuid);
 		if (result != CUDA_SUCCESS)
 			return result;
 		memcpy(devices[i].uuid, uuid.bytes, sizeof(devices[i].uuid));

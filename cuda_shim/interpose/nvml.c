@@ -133,16 +133,28 @@ nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 
 /* ---- devices and memory ---------------------------------------------------------------------------------------- */
 
-static int device_of(nvmlDevice_t device)
+static int granted_as(nvmlDevice_t device)
 {
 	char text[NVML_DEVICE_UUID_V2_BUFFER_SIZE] = "";
 	unsigned char uuid[16];
 
-	if (aq_limits_changed(&container.limits))
-		aq_limits_refresh(&container.limits);
 	if (aq_nvml.nvmlDeviceGetUUID(device, text, sizeof(text)) != NVML_SUCCESS || !aq_uuid_parse(text, uuid))
 		return AQ_NO_DEVICE;
 	return aq_limits_find(&container.limits, uuid);
+}
+
+/* A share of a GPU in MIG mode is granted as one of the GPU, and lies in an instance. */
+static int device_of(nvmlDevice_t device)
+{
+	nvmlDevice_t gpu;
+	int granted;
+
+	if (aq_limits_changed(&container.limits))
+		aq_limits_refresh(&container.limits);
+	granted = granted_as(device);
+	if (granted < 0 && aq_nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device, &gpu) == NVML_SUCCESS)
+		granted = granted_as(gpu);
+	return granted;
 }
 
 /* What a process holds of a device, virtual memory included. */
@@ -257,10 +269,9 @@ static nvmlReturn_t list_processes(nvmlDevice_t device, unsigned int wanted, nvm
 	*found = 0;
 	if (granted < 0)
 		return NVML_SUCCESS;
-	if (!strncmp(container.limits.device[granted].uuid_text, "MIG-", 4)) {
-		aq_nvml.nvmlDeviceGetGpuInstanceId(device, &gpu_instance);
-		aq_nvml.nvmlDeviceGetComputeInstanceId(device, &compute_instance);
-	}
+	/* other devices than MIG instances have none, and leave these as they are */
+	aq_nvml.nvmlDeviceGetGpuInstanceId(device, &gpu_instance);
+	aq_nvml.nvmlDeviceGetComputeInstanceId(device, &compute_instance);
 	struct view *view = look(device, granted);
 	if (!view)
 		return NVML_ERROR_MEMORY;

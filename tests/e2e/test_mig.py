@@ -162,6 +162,45 @@ def test_claimed_instance_is_made_in_free_place_and_goes_with_pod(kubectl: Kubec
     eventually(lambda: instances(product, node_name) == [], "the instance to be gone with its pod", seconds=60)
 
 
+@pytest.mark.usefixtures("by_claims")
+def test_gpu_in_mig_mode_has_shares_or_instances_exactly(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
+    """T14: shares keep an instance out until the last of them ends, and an instance keeps shares out. The shares have exact limits."""
+    for name, memory in (("share-a", "10Gi"), ("share-b", "20Gi")):
+        kubectl.apply(*share_of_gpu_in_mig_mode(name, memory))
+    for name, mib in (("share-a", 10240), ("share-b", 20480)):
+        kubectl.wait_for_phase(name, "Running", seconds=60)
+        [device] = Client(kubectl, name).devices()
+        assert device["total_bytes"] == mib * MIB
+        refused = Client(kubectl, name).fill()
+        assert refused["result_name"] == "CUDA_ERROR_OUT_OF_MEMORY"
+        assert refused["held_bytes"] <= mib * MIB
+    assert len(instances(product, node_name)) == 1
+    kubectl.apply(*by_claim("instance", MADE))
+    eventually(lambda: "FailedScheduling" in str(kubectl.events("instance")), "no place beside the shares")
+    kubectl.delete("pod", "share-a")
+    assert len(instances(product, node_name)) == 1
+    assert kubectl.get("pod", "instance")["status"]["phase"] == "Pending"
+    kubectl.delete("pod", "share-b")
+    kubectl.wait_for_phase("instance", "Running", seconds=60)
+    [device] = Client(kubectl, "instance").devices()
+    assert instances(product, node_name) == [f"MIG-{device['uuid']}"]
+    kubectl.apply(*share_of_gpu_in_mig_mode("share-c", "30Gi"))
+    eventually(lambda: "FailedScheduling" in str(kubectl.events("share-c")), "no share beside the instance")
+    kubectl.delete("pod", "instance")
+    kubectl.wait_for_phase("share-c", "Running", seconds=60)
+    [device] = Client(kubectl, "share-c").devices()
+    assert device["total_bytes"] == 30 * 1024 * MIB
+    kubectl.delete("pod", "share-c")
+    eventually(lambda: instances(product, node_name) == [], "the instance to be gone with its last share", seconds=60)
+
+
+def share_of_gpu_in_mig_mode(name: str, memory: str) -> tuple[Object, Object]:
+    """A claim for a share of the GPU whose instances are made on demand, and its pod."""
+    wanted = dra_request(memory=memory)
+    wanted["exactly"]["selectors"] = [{"cel": {"expression": f"device.attributes['{contract.DRA_DRIVER}'].type == 'shared-mig'"}}]
+    return claim(name, wanted), dra_pod(name, {"main": None}, claim=name, schedulerName=contract.SCHEDULER_NAME)
+
+
 def by_claim(name: str, profile: str) -> tuple[Object, Object]:
     """A claim for a MIG instance and its pod, which Aliquot's scheduler places."""
     wanted = dra_request(device_class=MIG_CLASS)

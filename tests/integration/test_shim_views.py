@@ -574,16 +574,17 @@ for i in range(n.nvmlDeviceGetCount()):
     h = n.nvmlDeviceGetHandleByIndex(i)
     for m in range(n.nvmlDeviceGetMaxMigDeviceCount(h)):
         try:
-            print(n.nvmlDeviceGetUUID(n.nvmlDeviceGetMigDeviceHandleByIndex(h, m)))
+            print(n.nvmlDeviceGetUUID(n.nvmlDeviceGetMigDeviceHandleByIndex(h, m)), n.nvmlDeviceGetUUID(h))
         except n.NVMLError:
             pass
 """
 
 
-def test_a_mig_instance_is_limited_by_its_own_uuid(build_dir, sim_node, tmp_path):
+@pytest.mark.parametrize("by_gpu", [False, True], ids=["its own uuid", "its GPU's, for a share of a GPU in MIG mode"])
+def test_a_mig_instance_is_limited_by(build_dir, sim_node, tmp_path, by_gpu):
     node = Node(build_dir, sim_node("a100x8-mig"), tmp_path)
-    uuid = node.host(MIG_UUIDS).split()[0]
-    container = node.container_with(Limits((DeviceLimit(uuid, 2048 * MIB),)))
+    uuid, of_gpu, *_ = node.host(MIG_UUIDS).split()
+    container = node.container_with(Limits((DeviceLimit(of_gpu if by_gpu else uuid, 2048 * MIB),)), uuids=[uuid])
     with container.repl(env={"CUDA_VISIBLE_DEVICES": uuid}) as program:
         assert program.ask(f"alloc alloc {2048 * MIB}")["result"] == 2
         assert program.ask(f"alloc alloc {100 * MIB}")["result"] == 0
@@ -597,8 +598,10 @@ tell(total=n.nvmlDeviceGetMemoryInfo(m).total, pid=process.pid, instance=process
         assert reported == {"total": 2048 * MIB, "pid": program.process.pid, "instance": True}
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["the whole instance", "a share of it"])
-def test_performance_of_mig_instance_is_shown_to_its_sole_owner(build_dir, sim_node, tmp_path, whole):
+@pytest.mark.parametrize(
+    ("whole", "by_gpu"), [(True, False), (False, False), (False, True)], ids=["the whole instance", "a share of it", "a share of its GPU"]
+)
+def test_performance_of_mig_instance_is_shown_to_its_sole_owner(build_dir, sim_node, tmp_path, whole, by_gpu):
     (tmp_path / "roots").mkdir()
     node = Node(build_dir, sim_node("h200x8"), tmp_path / "roots")
     make = """
@@ -612,11 +615,11 @@ for _ in range(2):
     n.nvmlGpuInstanceCreateComputeInstance(instance, slices.id)
 m = n.nvmlDeviceGetMigDeviceHandleByIndex(h, 0)
 memory = n.nvmlDeviceGetMemoryInfo(m, version=n.nvmlMemory_v2)
-print(n.nvmlDeviceGetUUID(m), n.nvmlDeviceGetGpuInstanceId(m), memory.total - memory.reserved)
+print(n.nvmlDeviceGetUUID(m), n.nvmlDeviceGetUUID(h), n.nvmlDeviceGetGpuInstanceId(m), memory.total - memory.reserved)
 """
-    uuid, own, total = node.host(make).split()
+    uuid, gpu, own, total = node.host(make).split()
     limit = int(total) // MIB * MIB if whole else 1024 * MIB
-    container = node.container_with(Limits((DeviceLimit(uuid, limit),)))
+    container = node.container_with(Limits((DeviceLimit(gpu if by_gpu else uuid, limit),)), uuids=[uuid])
     script = f"""
 tell(own=code(lambda: n.nvmlGpmMigSampleGet(h, {own}, sample)), gpu=code(lambda: n.nvmlGpmSampleGet(h, sample)),
      others=[code(lambda: n.nvmlGpmMigSampleGet(h, other, sample)) for other in range(16) if other != {own}], supported=supported(h))

@@ -12,6 +12,7 @@ from typing import Final
 
 from aliquot.contract.gpunode import GpuNode
 from aliquot.contract.model import IDLE, Utilization
+from aliquot.placement.device import whole_instance
 from scheduler_plugin.core.cluster.columns import Columns
 from scheduler_plugin.core.cluster.pods import Footprint
 from scheduler_plugin.core.score.cost import HostDemand
@@ -40,6 +41,8 @@ class InventoriedNode:
     """By device UUID."""
     column_of_instance: dict[str, int]
     """By the UUID of a MIG instance or the name of a place for one: an agent lists its places whether or not the instance exists."""
+    instance_of_shares: Mapping[str, str]
+    """Of a GPU in MIG mode that claims may share, by its UUID: the place of the instance that all shares use."""
     instance_uses: Counter[str] = field(default_factory=Counter)
 
     @classmethod
@@ -47,7 +50,8 @@ class InventoriedNode:
         """Look up the columns of an inventory."""
         columns = {entry.device.uuid: column for column, entry in enumerate(gpu.devices)}
         instances = {i.uuid: column for column, entry in enumerate(gpu.devices) for i in entry.device.mig_instances}
-        return cls(row, gpu, columns, instances)
+        shared = {entry.device.uuid: whole.uuid for entry in gpu.devices if (whole := whole_instance(entry.device)) is not None}
+        return cls(row, gpu, columns, instances, shared)
 
 
 class Holders:
@@ -146,8 +150,8 @@ class Holders:
                 self._columns.add_use(node.row, column, use, sign)
                 if holder.used is not IDLE:
                     self._columns.add_busy(node.row, column, holder.used, sign)
-            elif uuid in node.column_of_instance:
-                self._count_instance(node, uuid, sign)
+            if (instance := node.instance_of_shares.get(uuid, uuid)) in node.column_of_instance:
+                self._count_instance(node, instance, sign)
 
     def _count_instance(self, node: InventoriedNode, uuid: str, sign: int) -> None:
         before = node.instance_uses[uuid]

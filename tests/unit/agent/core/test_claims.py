@@ -11,9 +11,11 @@ from agent.core.metrics import shares_on
 from agent.core.owners import owner_of, pod_uids_of
 from agent.core.planning import Planned
 from agent.core.refusal import Reason, Refusal
+from aliquot import contract
+from aliquot.contract.codec import MigPlace
 from aliquot.contract.errors import ContractError
 from aliquot.contract.features import FeatureGates
-from aliquot.contract.model import ContainerState, ContainerStatus, CoresMode, Isolation, Priority
+from aliquot.contract.model import ContainerState, ContainerStatus, CoresMode, Isolation, MigInstance, Priority
 from aliquot.contract.units import MIB
 from aliquot.placement.fit import Reject
 from tests.unit.agent.builders import BOOT, SECRET, gpu, grant, ids, instance, inventory, share
@@ -26,6 +28,10 @@ def node(*grants: Grant, **changes) -> ClaimNode:
     ledger = Ledger({one.grant_id: one for one in grants})
     known = {"abilities": Abilities(most_memory_burst=2.0), "pods": {}, "inventory": INVENTORY, "ledger": ledger}
     return ClaimNode(secret=SECRET, boot_id=BOOT, pool=NODE, shares_per_gpu=4, **{**known, **changes})
+
+
+def place_on_demand(profile: str, start: int, size: int, mib: int) -> MigInstance:
+    return MigInstance(str(MigPlace("GPU-0", profile, start)), "GPU-0", profile, mib * MIB, 0, 0, start, size, most_on_device=7)
 
 
 def plan(claim, at: ClaimNode, *, name: str = "train") -> Planned | Refusal:
@@ -270,6 +276,9 @@ class TestAdminAccess:
 class TestMigInstances:
     INVENTORY = inventory(gpu(0, mig=[instance(0, 0, mib=100), instance(0, 1, mib=100)]), gpu(1, mib=1000))
     NAMES = ("gpu-0-mig-1g10gb-0-0-0", "gpu-0-mig-1g10gb-1-1-0")
+    PLACES = (place_on_demand("1g.10gb", 0, 1, 100), place_on_demand("7g.80gb", 0, 8, 900))
+    ON_DEMAND = inventory(gpu(0, mib=1000, mig=PLACES), gpu(1, mib=1000))
+    """GPU 0 has places for instances, of which the largest has 900 MiB."""
 
     def of(self, name: str, *others: Grant, **stated):
         return plan(claim_object("train", result(name, mib=None, consumedCapacity=None), **stated), node(*others, inventory=self.INVENTORY))
@@ -293,6 +302,31 @@ class TestMigInstances:
     @pytest.mark.parametrize("stated", [{"isolation": "exclusive"}, {"memoryBurst": "1.5"}])
     def test_parameters_that_no_instance_has_are_refused(self, stated):
         assert self.of(self.NAMES[0], stated=parameters(**stated)).reason is Reason.REQUEST_INVALID
+
+    @pytest.mark.parametrize("stated", [{"isolation": "exclusive"}, {"memoryBurst": "1.5"}])
+    def test_share_of_gpu_in_mig_mode_has_shim_only(self, stated):
+        refusal = refused(claim_object("train", result(0, mib=100), stated=parameters(**stated)), node(inventory=self.ON_DEMAND))
+        assert (refusal.reason, "only isolation shim" in refusal.message) == (Reason.REQUEST_INVALID, True)
+
+    def test_share_of_gpu_in_mig_mode_comes_alone(self):
+        refusal = refused(claim_object("train", result(0, mib=100), result(1, mib=100)), node(inventory=self.ON_DEMAND))
+        assert (refusal.reason, "uses one MIG instance only" in refusal.message) == (Reason.REQUEST_INVALID, True)
+
+    def test_shares_of_gpu_in_mig_mode_fill_its_instance(self):
+        at = node(inventory=self.ON_DEMAND)
+        first = granted(claim_object("first", result(0, mib=600)), at, name="first")
+        assert (first.backend, first.resource, first.shares) == (Isolation.SHIM, contract.RESOURCE_VGPU, (share(0, 600),))
+        ledger = Ledger().granting(first, at.inventory, at.shares_per_gpu)
+        assert granted(claim_object("fits", result(0, mib=300)), replace(at, ledger=ledger), name="fits")
+        assert refused(claim_object("train", result(0, mib=301)), replace(at, ledger=ledger)).reason is Reason.OVERCOMMITTED
+
+    @pytest.mark.parametrize("first_is_share", [True, False])
+    def test_gpu_has_shares_or_other_instances(self, first_is_share):
+        at = node(inventory=self.ON_DEMAND)
+        wanted = [result(0, mib=100), result("gpu-0-mig-1g10gb-0", mib=None, consumedCapacity=None)]
+        first, second = wanted if first_is_share else reversed(wanted)
+        ledger = Ledger().granting(granted(claim_object("first", first), at, name="first"), at.inventory, at.shares_per_gpu)
+        assert refused(claim_object("train", second), replace(at, ledger=ledger)).reason is Reason.OVERCOMMITTED
 
     def test_request_of_gpu_and_instance_is_refused(self):
         mixed = claim_object("train", result(self.NAMES[0], mib=None), result(1))

@@ -10,10 +10,12 @@ from agent.core.inventory import DeviceInventory
 from agent.core.ledger import Ledger
 from agent.core.mig import (
     RECORD_ROWS,
+    SHARED,
     MigRecord,
     hands_off_reason,
+    is_promised,
+    is_unclear,
     offered_devices,
-    promised_places,
     strategy_trouble,
     with_places,
 )
@@ -200,9 +202,25 @@ class TestOffered:
         assert "single needs every GPU in MIG mode" in strategy_trouble(unlike, MigStrategy.SINGLE)
 
 
-def test_promised_places_come_from_grants():
-    ledger = Ledger().adopting([on_place(4), grant(ids("1:1"), share(0))])
-    assert list(promised_places(ledger)) == [place(4).uuid]
+class TestInstances:
+    WHOLE = MigRecord(place(0, "7g.80gb").uuid, SHARED, BOOT, "MIG-a")
+
+    def test_place_in_grant_is_promised(self):
+        ledger = Ledger().adopting([on_place(4), grant(ids("1:1"), share(0))])
+        assert [is_promised(record(start), ledger) for start in (4, 5)] == [True, False]
+
+    def test_instance_of_shares_is_promised_while_any_share_is_left(self):
+        of_gpu, elsewhere = grant(ids("0:1"), share(0)), grant(ids("1:1"), share(1))
+        assert is_promised(self.WHOLE, Ledger().adopting([of_gpu, elsewhere]))
+        assert not is_promised(self.WHOLE, Ledger().adopting([elsewhere]))
+        assert not is_promised(replace(self.WHOLE, grant_id="grant-1"), Ledger().adopting([of_gpu]))
+
+    @pytest.mark.parametrize(("devices", "unclear"), [({"GPU-0"}, True), (set(), True), ({"GPU-1"}, False)])
+    def test_instance_of_shares_is_unclear_with_damaged_row_of_its_gpu(self, devices, unclear):
+        assert is_unclear(self.WHOLE, Ledger().with_unclear({"lost": devices})) is unclear
+
+    def test_instance_of_damaged_row_is_unclear(self):
+        assert is_unclear(record(4), Ledger().with_unclear({"grant-1": set()}))
 
 
 @pytest.mark.parametrize(("state", "free"), [(None, True), ("success", True), ("pending", False), ("rebooting", False), ("failed", False)])

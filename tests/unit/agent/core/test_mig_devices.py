@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPUs in MIG mode in slices: names, counters, and that counters allow exactly what the ledger allows."""
 
-import itertools
 import random
 from collections import Counter
 from dataclasses import replace
@@ -12,10 +11,10 @@ from agent.core.inventory import DeviceInventory
 from agent.core.mig_devices import counters_of, draws_of, find_instance, mig_name, offered_instances
 from agent.core.slices import Offer, contents_of, names_on, slice_specs
 from aliquot.contract.codec import MigPlace
-from aliquot.contract.model import MediaEngines, MigInstance
+from aliquot.contract.model import DeviceShare, MediaEngines, MigInstance
 from aliquot.placement import mig
 from aliquot.placement.device import DeviceState
-from tests.unit.agent.builders import gpu, instance, inventory
+from tests.unit.agent.builders import gpu, instance, inventory, share
 from tests.unit.agent.core.test_slices import POOL
 
 PLACES = {
@@ -39,7 +38,7 @@ def places() -> list[MigInstance]:
 
 
 def node(*existing: MigInstance) -> DeviceInventory:
-    return inventory(gpu(0, mib=81920, mig=[*existing, *places()]))
+    return inventory(gpu(0, mib=8192, mig=[*existing, *places()]))
 
 
 def test_names_are_unique_dns_labels_that_are_found_again():
@@ -80,6 +79,28 @@ def test_slices_keep_to_limits_of_api():
         assert len(device["attributes"]) + len(device["capacity"]) <= 32
 
 
+class TestSharesOfGpu:
+    """A GPU in MIG mode as a device that claims share."""
+
+    def of(self, found: DeviceInventory):
+        return [device for device in contents_of(found, Offer(16)).devices if device["name"] == "gpu-0"]
+
+    def test_device_has_memory_of_instance_and_takes_all_counters(self):
+        (device,) = self.of(node())
+        assert device["allowMultipleAllocations"]
+        assert device["capacity"]["memory"]["value"] == f"{8 << 10}Mi"
+        assert device["consumesCounters"][0]["counters"] == contents_of(node(), Offer(16)).counters[0]["counters"]
+        assert device["attributes"]["type"] == device["attributes"]["gpu.nvidia.com/type"] == {"string": "shared-mig"}
+        assert names_on(node().devices[0], Offer(16))[0] == "gpu-0"
+
+    def test_instance_of_administrator_leaves_none(self):
+        assert self.of(node(instance(0, 0, profile="3g.40gb"))) == []
+
+    def test_place_for_part_of_gpu_is_not_taken_for_all_of_it(self):
+        some = inventory(gpu(0, mib=8192, mig=[place for place in places() if place.profile != "7g.80gb"]))
+        assert self.of(some) == []
+
+
 def test_nothing_is_offered_where_strategy_is_none():
     assert contents_of(node(), Offer(16, mig=False)).devices == []
     assert names_on(node().devices[0], Offer(16, mig=False)) == []
@@ -87,18 +108,31 @@ def test_nothing_is_offered_where_strategy_is_none():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_what_counters_allow_the_ledger_allows(seed):
-    """In any order of requests and ends, kube-scheduler's sums and the ledger agree on every place."""
+    """In any order of requests and ends, kube-scheduler's sums and the ledger agree on every place, and on shares of the GPU."""
     chance, entry = random.Random(seed), node().devices[0]
-    total, taken = counters_of(entry), list[MigInstance]()
-    for _ in range(60):
-        if taken and chance.random() < 0.4:
-            taken.remove(chance.choice(taken))
+    total, held, kinds = counters_of(entry), list[DeviceShare](), Counter[bool]()
+    by_name = {one.uuid: one for one in places()}
+    for _ in range(120):
+        if held and chance.random() < 0.45:
+            held.remove(chance.choice(held))
             continue
-        wanted = chance.choice(places())
-        sums = Counter(itertools.chain.from_iterable(Counter(draws_of(one, total)).elements() for one in [*taken, wanted]))
-        allowed = all(sums[name] <= total[name] for name in sums)
-        state = replace(DeviceState.of(entry.device), used_instances=frozenset(one.uuid for one in taken))
-        free = wanted in mig.free_instances(state, wanted.profile)
-        assert allowed == free, (wanted.uuid, [one.uuid for one in taken])
-        if free:
-            taken.append(wanted)
+        wanted = share(0, chance.randint(1, 2000)) if chance.random() < 0.3 else share(chance.choice(places()).uuid, 1)
+        is_share, sums = wanted.device_uuid == "GPU-0", Counter[str]()
+        for name in {one.device_uuid for one in [*held, wanted]}:  # shares draw once, however many there are
+            sums.update(draws_of(by_name[name], total) if name in by_name else total)
+        named_twice = not is_share and wanted.device_uuid in {one.device_uuid for one in held}
+        allowed = not named_twice and all(sums[name] <= total[name] for name in sums)
+        state = DeviceState.of(entry.device, held)
+        if is_share:
+            allowed &= sum(one.memory_bytes for one in [*held, wanted] if one.device_uuid == "GPU-0") <= 8 << 30
+            fits = state.has_room_for(wanted)
+        else:
+            fits = by_name[wanted.device_uuid] in mig.free_instances(state, by_name[wanted.device_uuid].profile)
+        assert allowed == fits, (wanted, held)
+        if fits:
+            kinds[is_share] += 1
+            state = state.with_share(wanted)
+            assert state.without_share(wanted) == DeviceState.of(entry.device, held)
+            held.append(wanted)
+            assert state == DeviceState.of(entry.device, held)
+    assert min(kinds[False], kinds[True]) > 0

@@ -145,6 +145,83 @@ class TestMaking:
         assert await node.controller.ensure(grant(ids("0:0"), share(0))) == {}
 
 
+class TestShares:
+    """Shares of a GPU in MIG mode, which use one instance together."""
+
+    WHOLE = place(0, "7g.80gb").uuid
+
+    @pytest.fixture
+    async def node(self, node):
+        await MigAwareDriver(FakeDriver(reading(gpu(0, mib=81_920, mig=[]), gpu(1))), node.controller).read()
+        return node
+
+    def of(self, name: str):
+        return replace(grant(ids("0:0"), share(0, 100), of=pod(name)), grant_id=name)
+
+    async def granted(self, node, name: str):
+        node.promise(self.of(name))
+        return (await node.controller.ensure(self.of(name)))["GPU-0"]
+
+    async def test_first_share_has_instance_made_and_others_join(self, node):
+        first = await self.granted(node, "a")
+        assert await self.granted(node, "b") == first
+        assert node.partitions.calls == [f"create {self.WHOLE}"]
+
+    async def test_instance_goes_with_last_share(self, node):
+        for name in "ab":
+            await self.granted(node, name)
+        node.release(self.of("a"))
+        assert await node.controller.clean() is False
+        assert await self.granted(node, "c") == node.partitions.instances[self.WHOLE]
+        node.release(self.of("b"), self.of("c"))
+        await node.controller.clean()
+        assert (node.partitions.instances, node.records.records) == ({}, {})
+        assert node.partitions.calls == [f"create {self.WHOLE}", f"destroy {self.WHOLE}"]
+
+    async def test_restarted_agent_keeps_instance_before_it_reads_gpus(self, node):
+        first = await self.granted(node, "a")
+        await node.restarted().clean()
+        await MigAwareDriver(FakeDriver(node.partitions.reading()), node.controller).read()
+        assert await self.granted(node, "b") == first
+
+    async def test_instance_with_damaged_row_stays(self, node):
+        await self.granted(node, "a")
+        node.release(self.of("a"))
+        node.manager.ledger = node.manager.ledger.with_unclear({"lost": {"GPU-0"}})
+        assert await node.controller.clean() is True
+        assert self.WHOLE in node.partitions.instances
+
+    async def test_unused_instances_go_for_shares_and_for_others(self, node):
+        node.promise(promise())
+        await node.controller.ensure(promise())
+        node.release(promise())
+        await self.granted(node, "a")
+        assert list(node.partitions.instances) == [self.WHOLE]
+        node.release(self.of("a"))
+        node.promise(promise())
+        await node.controller.ensure(promise())
+        assert list(node.partitions.instances) == [str(PLACE)]
+
+    async def test_claim_for_whole_instance_gets_fresh_one(self, node):
+        shared = await self.granted(node, "a")
+        node.release(self.of("a"))
+        alone = promise(0, "alone", "7g.80gb")
+        node.promise(alone)
+        assert (await node.controller.ensure(alone))[self.WHOLE].uuid != shared.uuid
+
+    async def test_gpu_that_does_not_answer_keeps_its_instance(self, node):
+        first = await self.granted(node, "a")
+        await MigAwareDriver(FakeDriver(reading(gpu(1))), node.controller).read()
+        assert (await node.controller.ensure(self.of("a")))["GPU-0"] == first
+
+    async def test_gpu_that_left_mig_mode_needs_none(self, node):
+        await MigAwareDriver(FakeDriver(reading(gpu(0), gpu(1))), node.controller).read()
+        assert await node.controller.ensure(self.of("a")) == {}
+
+    async def test_gpu_outside_mig_mode_needs_none(self, node):
+        assert await node.controller.ensure(grant(ids("1:0"), share(1))) == {}
+
+
 class TestRemoving:
     async def test_the_instance_of_a_released_grant_is_removed_with_its_record(self, node):
         node.promise(promise())

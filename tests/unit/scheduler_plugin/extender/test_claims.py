@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from aliquot.contract.gpunode import GpuNode
 from aliquot.contract.model import Policy
+from aliquot.placement import mig
 from scheduler_plugin.core.claims.first_fit import MOST_STEPS, _Search
 from scheduler_plugin.core.cluster.hold_uids import claim_uid
 from scheduler_plugin.core.cluster.pods import Use
@@ -25,6 +26,7 @@ from tests.unit.scheduler_plugin.builders import filter_body, make_context, make
 from tests.unit.scheduler_plugin.claim_builders import asking, claim_of, class_of, pod_json, pod_of, result, serve, slice_of
 
 NODES = ["n1", "n2", "n3"]
+ATTRIBUTES = "device.attributes['gpu.aliquot.dev']"
 FIXED = "device.driver == 'gpu.aliquot.dev' && device.attributes['gpu.aliquot.dev'].type == 'fixed'"
 
 
@@ -207,6 +209,35 @@ def test_instance_prefers_node_with_begun_gpu(on_demand: bool):
     rated = scores(context, pod_json("p", "mine"))
     assert max(rated, key=rated.__getitem__) == "n2"
     assert all(rated.values())
+
+
+def test_share_of_gpu_in_mig_mode_takes_places_and_prefers_begun_gpu():
+    context = cluster(served=[])
+    context.claims.pools.set_class(class_of(expression=f"{ATTRIBUTES}.type in ['gpu', 'shared-mig']"))
+    context.claims.is_current = True
+    for name in NODES:
+        device = make_device(name, 0, instances=1)
+        places = [replace(make_place(device.uuid, "7g.80gb", 0), memory_bytes=1000 << 20), make_place(device.uuid, "1g.10gb", 0)]
+        node = make_node(name, [replace(device, mig_instances=tuple(places))])
+        context.claims._state.set_gpu_node(node)
+        one = slice_of(node)
+        one["spec"]["devices"][0]["attributes"]["type"] = {"string": "shared-mig"}
+        context.claims.holds.set_slice(one)
+    for left in (("a", "b"), ("b",), ()):
+        for name in ("a", "b"):
+            if name in left:
+                allocate(context, name, "n2", 0, "150Mi")
+            elif (claim := context.claims.pools.claims.get(("team", name))) is not None:
+                context.claims.holds.drop_claim(claim)
+        (state,) = context.claims._state.device_states("n2")
+        assert (state.used_memory_bytes, mig.room(state, "1g.10gb")) == (150 * len(left) << 20, 0 if left else 1)
+    allocate(context, "other", "n2", 0, "300Mi")
+    context.claims.holds.set_claim(claim_of("mine", asking(memory="700Mi")))
+    rated = scores(context, pod_json("p", "mine"))
+    assert all(rated.values())
+    assert max(rated, key=rated.__getitem__) == "n2"
+    context.claims.holds.set_claim(claim_of("more", asking(memory="701Mi")))
+    assert filtered(context, pod_json("q", "more"))[0] == ["n1", "n3"]
 
 
 def test_node_of_device_plugin_is_refused():
