@@ -4,7 +4,8 @@
 Since Kubernetes 1.36 the search is deterministic. It goes through the requests of all claims in order, and for each device that a request
 needs through the node's devices in order (``slices`` has that order). Within a request it only goes forward, and it goes back when a later
 request finds nothing. A device that draws on the counters of its pool needs what it draws to be free there. If several claims can consume
-parts of it, the first draws for all of them. This is the same search, without modes other than a count, and admin access.
+parts of it, the first draws for all of them. A request for all devices gets those that meet its selectors, or none. Admin access takes
+nothing from other claims. This is the same search.
 tests/property/test_first_fit.py compares it with Kubernetes' own allocator.
 Source: k8s.io/dynamic-resource-allocation/structured, ``allocateOne``
 """
@@ -125,11 +126,16 @@ class Request:
     name: str
     """That of a subrequest has the request's name before it, as in ``gpu/large``."""
     count: int = 1
+    """Without meaning for one that takes all devices."""
     amounts: Amounts = field(default_factory=dict)
     """Of each device."""
     selectors: tuple[str, ...] = ()
     """Expressions that a device must meet: those of the class, then its own."""
     tolerations: tuple[Toleration, ...] = ()
+    takes_all: bool = False
+    """Whether it needs all devices that meet its selectors, and have the amounts free before the claims of the search get theirs."""
+    is_admin: bool = False
+    """Whether it may use devices beside other claims, from which it takes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,11 @@ class Claim:
 
     requests: tuple[tuple[Request, ...], ...]
     matches: tuple[Match, ...] = ()
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether a request needs all devices of a kind."""
+        return any(one.takes_all for alternatives in self.requests for one in alternatives)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +199,8 @@ def predict(
     """Return the devices of each claim; None if the claims do not fit together.
 
     Args:   devices: of the node, in the search's order. effort: is used up; by default one search has MOST_STEPS.
-    Raises: SearchTooLongError: there are too many combinations. ContractError: a value or an expression is not known here.
+    Raises: SearchTooLongError: there are too many combinations. ContractError: a value or an expression is not known here, or
+            kube-scheduler gives up the pod, because a constraint excludes one of all devices that a request needs.
     """
     search = _Search(devices, usage, claims, selects, effort or Effort())
     return search.taken if search.claim(0) is _Outcome.FOUND else None
@@ -213,12 +225,21 @@ class _Search:
         self._devices = devices
         self._claims = claims
         self._selects = selects
-        self._alone = set(usage.alone)
+        self._alone = usage.alone
+        self._takers: dict[DeviceKey, set[int]] = {}
+        """For devices that a request of the search has alone, the numbers of the claims: admin access adds further ones."""
         self._consumed = {key: dict(amounts) for key, amounts in usage.consumed.items()}
         self._by_key = {device.key: device for device in devices}
         self._counters = _Counters(devices, usage)
         self._effort = effort
         self._met: dict[tuple[str, DeviceKey], bool] = {}
+        self._all = {
+            (number, request.name): [device for device in devices if self._could_have(request, device)]
+            for number, claim in enumerate(claims)
+            for alternatives in claim.requests
+            for request in alternatives
+            if request.takes_all
+        }
 
     def claim(self, number: int) -> _Outcome:
         """Go on with a claim."""
@@ -232,7 +253,8 @@ class _Search:
             return _Outcome.NOTHING if outcome is _Outcome.TOO_MANY else outcome  # the next claim's limit is none for this one
         outcomes = set()
         for alternative in requests[place]:
-            outcome = self._devices_of(number, place, alternative, 0, 0)
+            take = self._all_devices_of if alternative.takes_all else self._devices_of
+            outcome = take(number, place, alternative, 0, 0)
             if outcome is _Outcome.FOUND:
                 return outcome
             outcomes.add(outcome)
@@ -249,13 +271,11 @@ class _Search:
         tried, is_plain = False, not self._counters.exist and not self._claims[number].matches
         for position in range(start, len(self._devices) - lacking + 1):  # behind these are too few
             device = self._devices[position]
-            if self._effort.steps <= 0:
-                raise SearchTooLongError("no devices found, and there are too many combinations")
-            self._effort.steps -= 1
+            self._step()
             consumed = self._fitting(number, request, device)
             if consumed is None:
                 continue
-            self._take(number, Taken(request.name, device.key, consumed if device.shared else {}), device)
+            self._take(number, request, device, consumed)
             outcome = self._devices_of(number, place, request, had + 1, position + 1)
             if outcome is _Outcome.FOUND:
                 return outcome
@@ -265,14 +285,55 @@ class _Search:
             tried = tried or outcome is not _Outcome.SHORT
         return _Outcome.NOTHING if tried else _Outcome.SHORT
 
+    def _all_devices_of(self, number: int, place: int, request: Request, had: int, _start: int) -> _Outcome:
+        """Take the next one of all devices that a request needs."""
+        devices = self._all[number, request.name]
+        if not devices:
+            return _Outcome.NOTHING
+        if had == len(devices):
+            return self._request(number, place + 1)
+        if len(self.taken[number]) + len(devices) - had > MOST_DEVICES:
+            return _Outcome.TOO_MANY
+        self._step()
+        device = devices[had]
+        if self._is_in_use(number, request, device) or not self._is_open(request, device):
+            return _Outcome.NOTHING
+        if not self._matches(number, request, device):
+            raise ContractError(f"request {request.name}: a constraint excludes device {device.key[2]}, one of all that it needs")
+        consumed = self._amounts(request, device)
+        if consumed is None:
+            return _Outcome.NOTHING
+        self._take(number, request, device, consumed)
+        outcome = self._all_devices_of(number, place, request, had + 1, 0)
+        if outcome is not _Outcome.FOUND:
+            self._give_back(number, device)
+        return outcome
+
+    def _could_have(self, request: Request, device: Device) -> bool:
+        """Whether a device is one of all that a request needs."""
+        return self._is_selected(request, device) and self._amounts(request, device) is not None
+
+    def _step(self) -> None:
+        if self._effort.steps <= 0:
+            raise SearchTooLongError("no devices found, and there are too many combinations")
+        self._effort.steps -= 1
+
     def _fitting(self, number: int, request: Request, device: Device) -> Amounts | None:
         """Return what the request would consume of a device; None if it cannot have it."""
-        if device.key in self._alone or not self._is_selected(request, device):
-            return None
-        if not self._counters.suffice(device) or any(not any(one.covers(taint) for one in request.tolerations) for taint in device.taints):
+        if self._is_in_use(number, request, device) or not self._is_selected(request, device) or not self._is_open(request, device):
             return None
         consumed = self._amounts(request, device)
         return consumed if consumed is not None and self._matches(number, request, device) else None
+
+    def _is_in_use(self, number: int, request: Request, device: Device) -> bool:
+        """Whether a claim has a device alone, so that the request cannot have it."""
+        takers = self._takers.get(device.key, ())
+        return number in takers if request.is_admin else bool(takers) or device.key in self._alone
+
+    def _is_open(self, request: Request, device: Device) -> bool:
+        """Whether counters and taints let the request have a device."""
+        tolerated = (any(one.covers(taint) for one in request.tolerations) for taint in device.taints)
+        return self._counters.suffice(device) and all(tolerated)
 
     def _is_selected(self, request: Request, device: Device) -> bool:
         return all(self._meets(expression, device) for expression in request.selectors)
@@ -312,17 +373,18 @@ class _Search:
                 return False
         return True
 
-    def _take(self, number: int, taken: Taken, device: Device) -> None:
+    def _take(self, number: int, request: Request, device: Device, consumed: Amounts) -> None:
+        taken = Taken(request.name, device.key, consumed if device.shared else {})
         self.taken[number].append(taken)
         if not device.shared:
-            self._alone.add(device.key)
+            self._takers.setdefault(device.key, set()).add(number)
         self._counters.take(device)
         self._add(taken, 1)
 
     def _give_back(self, number: int, device: Device) -> None:
         taken = self.taken[number].pop()
         if not device.shared:
-            self._alone.discard(device.key)
+            self._takers[device.key].discard(number)
         self._counters.give_back(device)
         self._add(taken, -1)
 
@@ -357,14 +419,14 @@ class _Counters:
 
     def take(self, device: Device) -> None:
         """Note one more use."""
-        if not self._users[device.key]:
+        if not (device.shared and self._users[device.key]):
             self._draw(device, 1)
         self._users[device.key] += 1
 
     def give_back(self, device: Device) -> None:
         """Note one use less."""
         self._users[device.key] -= 1
-        if not self._users[device.key]:
+        if not (device.shared and self._users[device.key]):
             self._draw(device, -1)
 
     def _draw(self, device: Device, sign: int) -> None:

@@ -11,13 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from typing import Any, Final
 
-from aliquot.contract.errors import ContractError
+from aliquot.contract.errors import ContractError, quote
 from aliquot.contract.units import parse_quantity
 from scheduler_plugin.core.claims.first_fit import Capacity, Claim, Device, Draw, Match, PoolKey, Request, Taint, Toleration
 from scheduler_plugin.core.claims.versions import parse_version
 
 Json = Mapping[str, Any]
 
+COUNT: Final = "ExactCount"
+ALL: Final = "All"
+"""The modes of allocation."""
 _PREVENTING: Final = ("NoSchedule", "NoExecute")
 _KINDS: Final = ("string", "int", "bool", "version")
 
@@ -27,9 +30,7 @@ def devices_of(node: str, slices: Iterable[Json]) -> Sequence[Device]:
 
     Raises: ContractError: devices of other nodes may draw on the counters of a pool here; or a quantity or version cannot be read.
     """
-    pools: dict[PoolKey, list[Json]] = {}
-    for one in slices:
-        pools.setdefault((one["spec"]["driver"], one["spec"]["pool"]["name"]), []).append(one)
+    pools = _pools(slices)
     usable = {key: found for key, members in pools.items() if (found := _usable(node, members))}
     totals = {key: _totals(members) for key, members in usable.items()}
     _check_names([pool for (_, pool), found in totals.items() if found])
@@ -41,7 +42,7 @@ def _in_order(pools: Mapping[PoolKey, Sequence[Json]]) -> Sequence[PoolKey]:
 
 
 def claim_of(found: Json, classes: Mapping[str, Json]) -> Claim:
-    """Return a claim. Raises ContractError for what the search here does not know, such as an unknown class or admin access."""
+    """Return a claim. Raises ContractError for what the search here does not know, such as an unknown class."""
     spec = found["spec"].get("devices") or {}
     requests = tuple(tuple(_alternatives(raw, classes)) for raw in spec.get("requests") or ())
     return Claim(requests, tuple(_match(raw) for raw in spec.get("constraints") or ()))
@@ -52,13 +53,33 @@ def _usable(node: str, members: Sequence[Json]) -> Sequence[Json]:
 
     Slices for other nodes count, too: they complete a pool, and a newer generation there makes the node's own slices obsolete.
     """
-    newest = _of_newest_generation([one for one in members if _is_for(node, one)])
-    others = _elsewhere(members, newest) if newest else None
+    newest, others = _on_and_off(node, members)
     if others is None:
         return ()
     if any(raw.get("consumesCounters") for raw in _raw_devices(others)):
         raise ContractError(f"devices of other nodes draw on the counters of pool {newest[0]['spec']['pool']['name']}")
     return newest if _is_valid(newest) else ()
+
+
+def check_whole(node: str, slices: Iterable[Json]) -> None:
+    """Raise ContractError if a pool with slices for a node is incomplete or invalid: no claim can have all devices then."""
+    for (_, pool), members in _pools(slices).items():
+        newest, others = _on_and_off(node, members)
+        if newest and (not _is_valid(newest) if others is not None else _is_newest(members, newest)):
+            raise ContractError(f"pool {pool} is incomplete or invalid, so no claim can have all devices")
+
+
+def _pools(slices: Iterable[Json]) -> Mapping[PoolKey, Sequence[Json]]:
+    pools: dict[PoolKey, list[Json]] = {}
+    for one in slices:
+        pools.setdefault((one["spec"]["driver"], one["spec"]["pool"]["name"]), []).append(one)
+    return pools
+
+
+def _on_and_off(node: str, members: Sequence[Json]) -> tuple[Sequence[Json], Sequence[Json] | None]:
+    """Return a pool's newest slices for a node, and those for others; None while slices are missing, or these are obsolete."""
+    newest = _of_newest_generation([one for one in members if _is_for(node, one)])
+    return newest, _elsewhere(members, newest) if newest else None
 
 
 def _is_for(node: str, one: Json) -> bool:
@@ -77,8 +98,12 @@ def _elsewhere(members: Sequence[Json], newest: Sequence[Json]) -> Sequence[Json
     if len(newest) == expected:
         return ()
     others = [one for one in members if _generation(one) == generation and one not in newest]
-    is_current = all(_generation(one) <= generation for one in members)
-    return others if is_current and len(newest) + len(others) == expected else None
+    return others if _is_newest(members, newest) and len(newest) + len(others) == expected else None
+
+
+def _is_newest(members: Iterable[Json], found: Sequence[Json]) -> bool:
+    """Whether no slice of a pool is newer than these."""
+    return all(_generation(one) <= _generation(found[0]) for one in members)
 
 
 def _is_valid(members: Sequence[Json]) -> bool:
@@ -197,14 +222,17 @@ def _request(name: str, raw: Json, classes: Mapping[str, Json]) -> Request:
     device_class = classes.get(raw["deviceClassName"])
     if device_class is None:
         raise ContractError(f"request {name}: there is no DeviceClass {raw['deviceClassName']}")
-    if raw.get("allocationMode", "ExactCount") != "ExactCount" or raw.get("adminAccess"):
-        raise ContractError(f"request {name}: allocation modes and adminAccess are not predicted")
+    mode = raw.get("allocationMode") or COUNT
+    if mode not in (COUNT, ALL):
+        raise ContractError(f"request {name}: allocationMode {quote(mode)} is not predicted")
     return Request(
         name,
         int(raw.get("count") or 1),
         {capacity: _quantity(text) for capacity, text in ((raw.get("capacity") or {}).get("requests") or {}).items()},
         tuple(one["cel"]["expression"] for of in (device_class["spec"], raw) for one in of.get("selectors") or ()),
         tuple(_toleration(one) for one in raw.get("tolerations") or ()),
+        mode == ALL,
+        bool(raw.get("adminAccess")),
     )
 
 

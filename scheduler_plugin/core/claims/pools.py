@@ -17,7 +17,7 @@ from aliquot.contract.codec import MigPlace
 from aliquot.contract.errors import ContractError
 from aliquot.contract.units import parse_quantity
 from scheduler_plugin.core.claims.first_fit import Amounts, Claim, Device, DeviceKey, Effort, PoolKey, Request, Taken, Usage, predict
-from scheduler_plugin.core.claims.objects import claim_of, devices_of
+from scheduler_plugin.core.claims.objects import check_whole, claim_of, devices_of
 from scheduler_plugin.core.claims.selecting import check, meets
 from scheduler_plugin.core.claims.stored import ClaimKey, Part, StoredClaim
 from scheduler_plugin.core.cluster.hold_uids import is_of_claim
@@ -219,6 +219,8 @@ class Pools:
         Raises: ContractError, SearchTooLongError: it is not known.
         """
         devices = self._devices_of(node)
+        if any(claim.takes_all for claim in claims):
+            check_whole(node, self._slices_for(node))
         return predict(devices, self._usage(node, devices, own_uid, guesses=guesses), claims, meets, effort)
 
     # --- our own allocation ---
@@ -286,12 +288,14 @@ class Pools:
         of_claims = (item for pool in pools for item in self._parts.get(pool, {}).items())
         return [(part.device, part.consumed) for uid, parts in of_claims if uid not in gone for part in parts]
 
+    def _slices_for(self, node: str) -> Sequence[Json]:
+        """Slices without a node, or for others, count where they complete a pool; pools of drivers here have one node."""
+        return [*self._on_node.get(node, {}).values(), *self._on_node.get("", {}).values()]
+
     def _devices_of(self, node: str) -> Sequence[Device]:
         if node not in self._devices:
-            # Slices without a node, or for others, count where they complete a pool; pools of drivers here have one node.
-            members = [*self._on_node.get(node, {}).values(), *self._on_node.get("", {}).values()]
             try:
-                self._devices[node] = devices_of(node, members)
+                self._devices[node] = devices_of(node, self._slices_for(node))
             except ContractError as exc:
                 self._devices[node] = str(exc)
         found = self._devices[node]
