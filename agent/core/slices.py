@@ -44,7 +44,9 @@ TYPE_SHARED_INSTANCE: Final = "shared-mig"
 TYPE_FIXED: Final = "fixed"
 """The attribute ``type`` of a fixed share; a GPU's is ``gpu``."""
 NVIDIA_DOMAIN: Final = "gpu.nvidia.com"
-"""Attributes are published under this domain too, so that claims written for NVIDIA's driver find them."""
+"""Attributes and memory are published under this domain too, so that claims written for NVIDIA's driver find them."""
+NVIDIA_MEMORY: Final = f"{NVIDIA_DOMAIN}/{CAPACITY_MEMORY}"
+"""The whole memory under that name: selectors can read it, and no claim can consume it."""
 MAX_NAME_CHARS: Final = 253
 """Of an object."""
 MAX_STRING_CHARS: Final = 64
@@ -293,10 +295,11 @@ def _mig_device(entry: InventoryDevice, instance: MigInstance, inventory: Device
         **({} if instance.on_demand else {"uuid": _text(instance.uuid)}),
     }
     draws = as_quantities(draws_of(instance, counters_of(entry))) if instance.on_demand else {}
+    memory = {"value": f"{instance.memory_bytes // units.MIB}Mi"}
     return {
         "name": mig_name(device_name(entry), instance),
         "attributes": {**_named("", attributes), **_named(f"{NVIDIA_DOMAIN}/", attributes), **_standard_attributes(entry)},
-        "capacity": {CAPACITY_MEMORY: {"value": f"{instance.memory_bytes // units.MIB}Mi"}},
+        "capacity": {CAPACITY_MEMORY: memory, NVIDIA_MEMORY: memory},
         **({"consumesCounters": [{"counterSet": device_name(entry), "counters": draws}]} if draws else {}),
         **({"taints": taints} if taints else {}),
     }
@@ -329,6 +332,8 @@ def _capacity(memory_bytes: int, shares_per_gpu: int) -> Mapping[str, Any]:
         },
         CAPACITY_CORES: {"value": whole, "requestPolicy": {"default": "1", "validRange": {"min": "1", "max": whole, "step": "1"}}},
         CAPACITY_SHARES: {"value": str(shares_per_gpu), "requestPolicy": {"default": "1", "validValues": ["1"]}},
+        # Without a policy the first claim would consume all of it, and no second one would fit.
+        NVIDIA_MEMORY: {"value": memory, "requestPolicy": {"default": "0", "validValues": ["0"]}},
     }
 
 

@@ -55,6 +55,17 @@ def test_shared_gpu_has_capacities_with_defaults_for_whole_memory():
     assert (shares["value"], shares["requestPolicy"]) == ("16", {"default": "1", "validValues": ["1"]})
 
 
+@pytest.mark.parametrize("is_parted", [False, True])
+def test_memory_has_nvidias_name_too_and_is_not_consumed_by_it(is_parted: bool):
+    entry = gpu(0, mib=1000)
+    if is_parted:
+        entry = replace(entry, mig_enabled=True, mig_instances=(instance(0, 0),))
+    (device,) = devices_of(inventory(entry))
+    memory, own = device["capacity"]["gpu.nvidia.com/memory"], device["capacity"]["memory"]
+    assert memory["value"] == own["value"]
+    assert memory.get("requestPolicy") == (None if is_parted else {"default": "0", "validValues": ["0"]})
+
+
 def test_attributes_have_nvidias_names_too_and_fit_api_limits():
     read = DeviceReading(gpu(0, model="NVIDIA " + "H" * 100), architecture="Hopper", brand="Nvidia")
     (device,) = devices_of(DeviceInventory().after_reading(DriverReading("580.159.03", 13010, (read,))))
