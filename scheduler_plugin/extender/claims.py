@@ -1,30 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges nodes for pods with ResourceClaims: by the devices that kube-scheduler will take there, as ``core.claims`` predicts them.
 
+A pod with extended resources that DeviceClasses give out has a claim too: kube-scheduler makes it for the chosen node, with the resources
+that no device plugin gives out there.
+
 kube-scheduler alone decides on a pod if no claim is for our GPUs, all are allocated, one does not exist yet, or one asks for what is not
 predicted. Then all nodes fit here, with score 0.
 
 A node is refused only if the claims do not fit with what is allocated. What other pods will probably get lowers its score to 0, because
 kube-scheduler itself knows what it has promised. A request with alternatives is rated only where it gets as many devices as its first one
-asks for.
+asks for. Admin access takes no devices, so a pod with nothing else is rated by its CPU and RAM.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
+import msgspec
 import numpy as np
 
 from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.errors import ContractError
 from aliquot.contract.model import ContainerRequest, Policy, Preferences
+from scheduler_plugin.core.claims.extended import requests_for
 from scheduler_plugin.core.claims.first_fit import MOST_STEPS, Claim, Effort, Request, SearchTooLongError, Taken
 from scheduler_plugin.core.claims.planned import CORES, as_container, as_shares
 from scheduler_plugin.core.claims.pools import Guess, Origin, Pools
 from scheduler_plugin.core.claims.stored import StoredClaim
 from scheduler_plugin.core.cluster.columns import Rows
+from scheduler_plugin.core.cluster.extended import CLASS_PREFIX
 from scheduler_plugin.core.cluster.pods import PodFacts, Use
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.cluster.state import ClusterState, Reservation, Stage
@@ -35,8 +42,6 @@ from scheduler_plugin.extender.cache import keep
 from scheduler_plugin.extender.claim_holds import ClaimHolds, add_use
 from scheduler_plugin.ports import Clock
 
-CLASS_PREFIX: Final = "deviceclass.resource.kubernetes.io/"
-"""Each DeviceClass gives out the extended resource of this prefix and its name. Source: KEP-5004."""
 MOST_KEPT: Final = 128
 """Verdicts kept, by the shape of a pod's claims."""
 MOST_PREDICTED: Final = 250_000
@@ -58,6 +63,16 @@ class ClaimQuery:
     shapes: tuple[bytes, ...]
     demand: HostDemand
     policy: Policy
+    resources: tuple[str, ...] = ()
+    """The extended resource of each request of the last claim, if that is made for the pod's extended resources."""
+
+    def on(self, plugin_resources: AbstractSet[str]) -> "ClaimQuery":
+        """Return what is claimed on a node. Args: plugin_resources: the extended resources that device plugins give out there."""
+        if not self.resources or plugin_resources.isdisjoint(self.resources):
+            return self
+        requests = zip(self.claims[-1].requests, self.resources, strict=True)
+        kept = tuple(one for one, resource in requests if resource not in plugin_resources)
+        return replace(self, claims=(*self.claims[:-1], *([Claim(kept)] if kept else [])), resources=())
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -71,8 +86,12 @@ class ClaimQuery:
 
     @property
     def asks(self) -> tuple[RatingQuery, ...]:
-        """The same as containers that ask for shares."""
-        return tuple(RatingQuery(as_container(one), Preferences(), self.policy, self.demand) for one in self.requests)
+        """The same as containers that ask for shares; without admin access."""
+        return tuple(map(self.as_rated, (as_container(one) for one in self.requests if not one.is_admin)))
+
+    def as_rated(self, asked: ContainerRequest) -> RatingQuery:
+        """Return a container of the pod with all else on which its rating depends."""
+        return RatingQuery(asked, Preferences(), self.policy, self.demand)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +163,13 @@ class ClaimVerdicts:
         """
         if name.startswith(CLASS_PREFIX):
             return self.is_our_class(name.removeprefix(CLASS_PREFIX))
-        given = (one for one, found in self.pools.classes.items() if (found.get("spec") or {}).get("extendedResourceName") == name)
-        return any(map(self.is_our_class, given))
+        given = self.pools.class_of.get(name)
+        return given is not None and self.is_our_class(given)
 
     def query(self, pod: PodFacts) -> ClaimQuery | str:
         """Return what a pod claims; a sentence if kube-scheduler alone decides."""
-        waiting = self._waiting(pod)
+        special, resources = self._special(pod)
+        waiting = self._waiting(pod, special)
         if isinstance(waiting, str):
             return waiting
         try:
@@ -157,19 +177,28 @@ class ClaimVerdicts:
         except ContractError as exc:
             return f"its ResourceClaims are not predicted, so kube-scheduler alone decides: {exc}"
         demand = HostDemand(pod.cpu_milli, pod.memory_mib)
-        query = ClaimQuery(claims, tuple(claim.shape for claim in waiting), demand, self._policy)
+        query = ClaimQuery(claims, tuple(claim.shape for claim in waiting), demand, self._policy, resources)
         return query if query.is_ours else "its ResourceClaims are not for GPUs of Aliquot, so kube-scheduler alone decides"
 
-    def _waiting(self, pod: PodFacts) -> Sequence[StoredClaim] | str:
+    def _special(self, pod: PodFacts) -> tuple[Sequence[StoredClaim], tuple[str, ...]]:
+        """Return the claim that kube-scheduler makes for a pod's extended resources, if it does, and the resource of each request."""
+        found = requests_for(pod.extended, self.pools.class_of) if pod.extended else ()
+        if not found:
+            return (), ()
+        resources = tuple(resource for resource, _ in found)
+        spec = {"devices": {"requests": [request for _, request in found]}}
+        return [StoredClaim((pod.namespace, ""), "", spec, msgspec.json.encode((spec, resources)), None, ())], resources
+
+    def _waiting(self, pod: PodFacts, special: Sequence[StoredClaim]) -> Sequence[StoredClaim] | str:
         """Return the claims of a pod that are not allocated; a sentence without any, or if they are unknown."""
-        if not pod.claims:
+        if not pod.claims and not special:
             return "it asks for no GPU of Aliquot, so kube-scheduler alone decides"
         if not self.is_current:
             return "it has ResourceClaims, which the scheduler does not read now: kube-scheduler alone decides"
         known = [claim for name in pod.claims if (claim := self.pools.claims.get((pod.namespace, name))) is not None]
         if len(known) < len(pod.claims):
             return "it waits for a ResourceClaim that does not exist yet"
-        waiting = [claim for claim in known if claim.parts is None]
+        waiting = [*(claim for claim in known if claim.parts is None), *special]
         return waiting or "its ResourceClaims are allocated, so it can only run on their node"
 
     def verdict(self, pod: PodFacts) -> Verdict | None:
@@ -179,7 +208,8 @@ class ClaimVerdicts:
 
     def judge(self, pod: PodFacts, query: ClaimQuery) -> Verdict:
         """Judge all nodes for these claims."""
-        self._state.wanted.see(as_shares(replace(pod, gpu=None), [ask.request for ask in self._asks(query)]))
+        if asks := self._asks(query):
+            self._state.wanted.see(as_shares(replace(pod, gpu=None), [ask.request for ask in asks]))
         self._shapes.refresh()
         with self._state.without(pod.uid):
             self._state.columns.derive()
@@ -197,15 +227,21 @@ class ClaimVerdicts:
         query, node = self.query(pod), self._state.names[row]
         if isinstance(query, str) or ((known := self._state.reservations.get(pod.uid)) is not None and known.stage.is_firm):
             return
-        taking, uses = self.taking(query, row), dict[str, Use]()
-        for request, group in zip(query.requests, taking, strict=False):
+        requests = query.on(self._plugin_resources(row)).requests
+        taking = [pair for pair in zip(requests, self.taking(query, row), strict=False) if not pair[0].is_admin]
+        uses = self._uses_of(node, taking)
+        expires_at = self._clock.monotonic() + self._soft_seconds
+        self._state.reserve(Reservation(pod.uid, node, uses, query.demand, Stage.SOFT, expires_at, expires_at))
+        self.pools.guess(pod.uid, Guess(node, tuple(taken for _, group in taking for taken in group)))
+
+    def _uses_of(self, node: str, taking: Iterable[tuple[Request, Iterable[Taken]]]) -> dict[str, Use]:
+        uses: dict[str, Use] = {}
+        for request, group in taking:
             for taken in group:
                 found = self.holds.use(node, taken.device, taken.consumed or None, states_cores=CORES in request.amounts)
                 if found is not None:
                     add_use(uses, *found)
-        expires_at = self._clock.monotonic() + self._soft_seconds
-        self._state.reserve(Reservation(pod.uid, node, uses, query.demand, Stage.SOFT, expires_at, expires_at))
-        self.pools.guess(pod.uid, Guess(node, tuple(taken for group in taking for taken in group)))
+        return uses
 
     def taking(self, query: ClaimQuery, row: int) -> Taking:
         """Return the devices that were predicted for claims on a node, by request; empty if unknown."""
@@ -224,6 +260,10 @@ class ClaimVerdicts:
         kept = self._predictions.get(query.shapes)
         known = (found.parts for found in kept.by_row.values() if found.parts is not None) if kept is not None else iter(())
         return [ask for ask, _ in next(known, ())] or query.asks
+
+    def _plugin_resources(self, row: int) -> AbstractSet[str]:
+        """Return the extended resources that device plugins give out on a node."""
+        return self._state.plugin_resources.get(self._state.names[row], frozenset())
 
     def _touch(self, node: str) -> None:
         """Have a node judged again."""
@@ -263,18 +303,21 @@ class ClaimVerdicts:
             if not (node := self._state.names[row]):
                 predictions.by_row.pop(row, None)
                 continue
-            stamp = (*self.pools.stamp(node, uid), self._state.gpu_node(node))
+            here = query.on(self._plugin_resources(row)) if query.resources else query
+            stamp = (*self.pools.stamp(node, uid), self._state.gpu_node(node), here.claims if query.resources else None)
             found = predictions.by_row.get(row)
             if found is None or found.stamp != stamp:
-                found = predictions.by_row[row] = self._predict(uid, query, row, stamp, predictions)
+                found = predictions.by_row[row] = self._predict(uid, here, row, stamp, predictions)
             verdict.reason[row] = found.reason.value
             if found.parts is not None:
                 rated[row] = found.parts
         if rated:
-            self._rate(rated, verdict)
+            self._rate(query, rated, verdict)
 
     def _predict(self, uid: str, query: ClaimQuery, row: int, stamp: tuple[object, ...], predictions: _Predictions) -> _Predicted:
         """Predict whether claims fit on a node, and the devices that they get."""
+        if not query.claims:  # device plugins give out all that the pod asks for
+            return _Predicted(stamp, NodeReason.FITS)
         node, is_complete, effort = self._state.names[row], predictions.are_complete, predictions.effort
         if not self.pools.offers(node):
             return _Predicted(stamp, NodeReason.NOT_CLAIMABLE if is_complete else NodeReason.FITS)
@@ -292,25 +335,38 @@ class ClaimVerdicts:
     def _lacking(self, query: ClaimQuery, row: int) -> NodeReason:
         """Return why claims do not fit on a node: what its GPUs lack for one of the requests, or else for all together."""
         weights, rows = self._shapes.weights[self._policy], np.array([row], dtype=np.int64)
-        reasons = (int(evaluate(self._state.columns, rows, ask, weights).reason[0]) for ask in query.asks)
+        asks = (query.as_rated(self._as_looked_for(one, self._state.names[row])) for one in query.requests)
+        reasons = (int(evaluate(self._state.columns, rows, ask, weights).reason[0]) for ask in asks)
         return NodeReason(next((reason for reason in reasons if reason != NodeReason.FITS.value), NodeReason.CLAIMS.value))
+
+    def _as_looked_for(self, request: Request, node: str) -> ContainerRequest:
+        """Return a request as a container, by the devices of a node that meet its selectors. One for fixed shares asks for one of them."""
+        known = (self.pools.origins.get(key) for key in self.pools.selected(node, request))
+        origins = [origin for origin in known if origin is not None]
+        if request.takes_all:
+            request = replace(request, count=max(1, len(origins)))
+        kinds = {(origin.fixed_mib, origin.profile) for origin in origins}
+        fixed_mib, profile = kinds.pop() if len(kinds) == 1 else (None, "")
+        if profile:
+            return ContainerRequest(request.name, mig=((profile, request.count),))
+        return as_container(request) if fixed_mib is None else ContainerRequest(request.name, 1, fixed_mib * units.MIB)
 
     def _parts(self, query: ClaimQuery, taking: Taking, row: int) -> Parts | None:
         """Return by what a node is rated; None if the inventory lacks a GPU, or another alternative was taken."""
         gpu = self._state.gpu_node(self._state.names[row])
         column_of = {} if gpu is None else {entry.device.uuid: column for column, entry in enumerate(gpu.devices)}
         parts = []
-        for request, group in zip(query.requests, taking, strict=True):
+        for request, group in _taking_requests(query.requests, taking):
             known = (self.pools.origins.get(taken.device) for taken in group)
             origins = [origin for origin in known if origin is not None and origin.gpu in column_of]
             ask = _as_given(request, origins)
             if ask is None:
                 return None
             columns = tuple(sorted({column_of[origin.gpu] for origin in origins}))
-            parts.append((RatingQuery(ask, Preferences(), query.policy, query.demand), columns))
+            parts.append((query.as_rated(ask), columns))
         return tuple(parts)
 
-    def _rate(self, chosen: Mapping[int, Parts], verdict: Verdict) -> None:
+    def _rate(self, query: ClaimQuery, chosen: Mapping[int, Parts], verdict: Verdict) -> None:
         """Rate nodes by the devices that the claims get there. Rows where the claims get the same are rated together."""
         width, alike = self._state.columns.width, dict[tuple[RatingQuery, ...], list[int]]()
         for row, parts in chosen.items():
@@ -323,7 +379,15 @@ class ClaimVerdicts:
                     devices[position, chosen[row][number][1]] = True
                 rated.append((ask, devices))
             rows = np.array(members, dtype=np.int64)
-            verdict.cost[rows], verdict.score[rows] = self._shapes.rated_on(rows, rated)
+            found = self._shapes.rated_on(rows, rated) if rated else self._shapes.rated_by_host(rows, query.policy, query.demand)
+            verdict.cost[rows], verdict.score[rows] = found
+
+
+def _taking_requests(requests: Sequence[Request], taking: Taking) -> Iterable[tuple[Request, tuple[Taken, ...]]]:
+    """Yield the requests that take something, each with its devices and their number."""
+    for request, group in zip(requests, taking, strict=True):
+        if not request.is_admin:
+            yield replace(request, count=len(group)) if request.takes_all else request, group
 
 
 def _groups(claim: Claim, taken: Sequence[Taken]) -> list[tuple[Taken, ...]]:

@@ -132,6 +132,7 @@ class ClaimPlacer:
         try:
             claims = tuple(self._pools.read(waiting))
             ours = tuple(map(_is_ours, claims))
+            _check_modes(claims)
         except ContractError as exc:
             return f"a ResourceClaim of the pod cannot be planned: {exc}"
         if not any(ours):
@@ -267,6 +268,13 @@ class ClaimPlacer:
             counts.update(NodeReason(value).sentence for value in reasons if value != NodeReason.FITS.value)
         lacking = (f"{count} {sentence}" for sentence, count in sorted(counts.items()))
         return f"of {planned} nodes with planned claims: {', '.join(lacking) or 'no room for the claims as they are'}"
+
+
+def _check_modes(claims: Iterable[Claim]) -> None:
+    """Raise ContractError for a request that can be predicted, but not planned."""
+    for request in (one for claim in claims for alternatives in claim.requests for one in alternatives):
+        if request.takes_all or request.is_admin:
+            raise ContractError(f"request {request.name}: allocationMode All and adminAccess are not planned: state a count")
 
 
 def _is_ours(claim: Claim) -> bool:

@@ -36,7 +36,7 @@ def prioritize_nodes(context: ExtenderContext, body: bytes) -> bytes:
     names_of = context.calls.nodes.names_of
     if isinstance(query.request, RequestError):
         return _all_zero(names_of(nodes))
-    if query.request is None and query.pod.claims and (judged := context.claims.verdict(query.pod)) is not None:
+    if query.request is None and (query.pod.claims or query.pod.extended) and (judged := context.claims.verdict(query.pod)) is not None:
         return _prioritize_by_claims(context, query, nodes, judged)
     verdict = context.verdicts.of(query.pod, query.shape)
     fits = reasons_for(verdict, nodes.rows, all_known=not nodes.unknown_nodes) == NodeReason.FITS.value

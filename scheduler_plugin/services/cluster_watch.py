@@ -39,10 +39,11 @@ class Source(StrEnum):
 class NamedHost:
     """A node's name, its allocatable CPU (millicores), RAM (MiB) and number of pods, its taints, and the labels that say where it is.
 
-    ``tainted``: it has a ``PreferNoSchedule`` taint. ``closed``: other taints close it to pods that do not tolerate them.
+    ``tainted``: it has a ``PreferNoSchedule`` taint. ``closed``: other taints close it to pods that do not tolerate them. ``resources``:
+    the extended resources that its device plugins give out.
     """
 
-    __slots__ = ("amounts", "closed", "facts", "name", "place", "tainted")
+    __slots__ = ("amounts", "closed", "facts", "name", "place", "resources", "tainted")
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class NamedHost:
         tainted: bool = False,
         closed: bool = False,
         place: Mapping[str, str] = _NOWHERE,
+        resources: frozenset[str] = frozenset(),
         facts: NodeFacts | None = None,
     ) -> None:
         """Make it. Args: facts: all labels and taints, where they are needed."""
@@ -60,6 +62,7 @@ class NamedHost:
         self.tainted = tainted
         self.closed = closed
         self.place = place
+        self.resources = resources
         self.facts = facts
 
 
@@ -226,17 +229,18 @@ class _Hosts(_Base[ClusterState]):
         self._taker.replace_hosts({item.name: item.amounts for item in items})
         self._watch.directory.keep({item.name for item in items})
         for item in items:
-            self._note_labels_and_taints(item)
+            self._note_more(item)
         self._watch.note_listed(self._source)
 
     def changed(self, item: NamedHost) -> None:
         self._taker.set_host(item.name, *item.amounts)
-        self._note_labels_and_taints(item)
+        self._note_more(item)
 
-    def _note_labels_and_taints(self, item: NamedHost) -> None:
+    def _note_more(self, item: NamedHost) -> None:
         self._taker.soft.set_tainted(item.name, tainted=item.tainted)
         self._taker.set_closed(item.name, closed=item.closed)
         self._taker.set_place(item.name, item.place)
+        self._taker.set_plugin_resources(item.name, item.resources)
         if item.facts is not None:
             self._watch.directory.put(item.facts)
 

@@ -85,7 +85,7 @@ class Explainer:
         decision, gang = self._context.decisions.by_uid.get(pod.uid), gang_of_pod(pod)
         asked = None if decision is None else decision.asked
         generation, age_seconds = self._as_of()
-        if pod.claims and pod.gpu is None:
+        if (pod.claims or pod.extended) and pod.gpu is None:
             why = self._claimed(pod)
             return msgspec.structs.replace(why, generation=generation, age_seconds=age_seconds)
         request = self._context.verdicts.requests.of(pod)

@@ -28,6 +28,7 @@ from scheduler_plugin.core.cluster.objects import (
     has_soft_taint,
     host_amounts,
     is_closed,
+    plugin_resources,
     pod_facts,
 )
 from scheduler_plugin.core.cluster.pods import PodFacts
@@ -157,5 +158,5 @@ def decode_full_host(raw: msgspec.Raw) -> NamedHost:
 def decode_host(raw: msgspec.Raw) -> NamedHost:
     """Decode a node of the stream."""
     node = msgspec.json.decode(raw, type=NodeObject)
-    labels, soft = place_labels(node.metadata.labels or {}), has_soft_taint(node)
-    return NamedHost(node.metadata.name, host_amounts(node), tainted=soft, closed=is_closed(node), place=labels)
+    labels, soft, resources = place_labels(node.metadata.labels or {}), has_soft_taint(node), plugin_resources(node)
+    return NamedHost(node.metadata.name, host_amounts(node), tainted=soft, closed=is_closed(node), place=labels, resources=resources)

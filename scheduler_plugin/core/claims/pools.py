@@ -16,6 +16,7 @@ from aliquot.contract import units
 from aliquot.contract.codec import MigPlace
 from aliquot.contract.errors import ContractError
 from aliquot.contract.units import parse_quantity
+from scheduler_plugin.core.claims.extended import classes_by_resource
 from scheduler_plugin.core.claims.first_fit import Amounts, Claim, Device, DeviceKey, Effort, PoolKey, Request, Taken, Usage, predict
 from scheduler_plugin.core.claims.objects import check_whole, claim_of, devices_of
 from scheduler_plugin.core.claims.selecting import check, meets
@@ -62,6 +63,8 @@ class Pools:
         """Returns what is taken of a node's devices: by claims and guesses, which count here already, and by pods with device IDs."""
         self.classes: dict[str, Json] = {}
         self.claims: dict[ClaimKey, StoredClaim] = {}
+        self.class_of: Mapping[str, str] = {}
+        """The classes by the extended resource that they give out."""
         self.class_version = 0
         """Grows when a class changes: then each prediction may."""
         self.change_count = 0
@@ -117,18 +120,20 @@ class Pools:
     def replace_classes(self, classes: Iterable[Json]) -> None:
         """Store a full list of DeviceClasses."""
         self.classes = {one["metadata"]["name"]: one for one in classes}
-        self.class_version += 1
-        self.change_count += 1
+        self._classes_changed()
 
     def set_class(self, one: Json) -> None:
         """Store a new or changed DeviceClass."""
         self.classes[one["metadata"]["name"]] = one
-        self.class_version += 1
-        self.change_count += 1
+        self._classes_changed()
 
     def drop_class(self, one: Json) -> None:
         """Forget a DeviceClass."""
         self.classes.pop(one["metadata"]["name"], None)
+        self._classes_changed()
+
+    def _classes_changed(self) -> None:
+        self.class_of = classes_by_resource(self.classes)
         self.class_version += 1
         self.change_count += 1
 
@@ -222,6 +227,11 @@ class Pools:
         if any(claim.takes_all for claim in claims):
             check_whole(node, self._slices_for(node))
         return predict(devices, self._usage(node, devices, own_uid, guesses=guesses), claims, meets, effort)
+
+    def selected(self, node: str, request: Request) -> Sequence[DeviceKey]:
+        """Return the devices of a node that meet a request's selectors, in whatever use. Raises ContractError: it is not known."""
+        devices = self._devices_of(node)
+        return [device.key for device in devices if all(meets(expression, device) for expression in request.selectors)]
 
     # --- our own allocation ---
 

@@ -8,6 +8,7 @@ module, so they read a pod in the same way.
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
+from itertools import chain
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.model import ContainerSpec, Pod
 from scheduler_plugin.core.cluster.budgets import Budget
+from scheduler_plugin.core.cluster.extended import ExtendedAsk, is_extended
 from scheduler_plugin.core.cluster.nodes import NodeRules, Toleration, rules_from
 from scheduler_plugin.core.cluster.pods import SUCCEEDED, PodFacts, PodTerm, asks_gpu
 from scheduler_plugin.core.cluster.selectors import Operator, Requirement, Selector, exactly
@@ -24,6 +26,7 @@ ENDED: Final = (SUCCEEDED, "Failed")
 MOST: Final = 1 << 32
 """More CPU and RAM than any host has. Larger requests are cut to it: they fit nowhere anyway, and sums must fit into 64 bits."""
 _PLAIN_RESOURCES: Final = frozenset(("cpu", "memory", *contract.RESOURCES_OF_VGPUS))
+_HOST_RESOURCES: Final = frozenset(("cpu", "memory", "ephemeral-storage"))
 _GPU_TAINT: Final = "nvidia.com/gpu"
 _TOLERATED: Final = (_GPU_TAINT, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """What pods tolerate without a word of their user: the webhook adds the first, and the API server the others."""
@@ -215,6 +218,12 @@ class ClaimStatus(msgspec.Struct, rename="camel"):
     resource_claim_name: str | None = None
 
 
+class ExtendedClaim(msgspec.Struct, rename="camel"):
+    """The claim that kube-scheduler made for a pod's extended resources."""
+
+    resource_claim_name: str = ""
+
+
 class Condition(msgspec.Struct):
     """One condition of a pod."""
 
@@ -232,6 +241,7 @@ class PodStatus(msgspec.Struct, rename="camel"):
     start_time: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
     conditions: list[Condition] | None = None
     resource_claim_statuses: list[ClaimStatus] | None = None
+    extended_resource_claim_status: ExtendedClaim | None = None
 
 
 class PodObject(msgspec.Struct):
@@ -347,15 +357,39 @@ def pod_facts(item: PodObject) -> PodFacts:
         is_confined=more.is_confined,
         nodes=more.nodes,
         tolerates=more.tolerates,
-        claims=_claims(item) if spec.resource_claims else (),
+        claims=_claims(item) if spec.resource_claims or item.status.extended_resource_claim_status else (),
+        extended=() if spec.node_name or gpu is not None else _extended(spec),
     )
 
 
+def _extended(spec: PodSpec) -> tuple[ExtendedAsk, ...]:
+    """Return what a pod that is not bound requests of extended resources. The API server copies such limits to the requests."""
+    init = spec.init_containers or ()
+    asks = [_asks_of(number, one, is_init=True) for number, one in enumerate(init)]
+    asks += [_asks_of(number, one, is_init=False) for number, one in enumerate(spec.containers or (), len(init))]
+    return tuple(chain.from_iterable(asks))
+
+
+def _asks_of(number: int, container: Container, *, is_init: bool) -> tuple[ExtendedAsk, ...]:
+    requests = container.resources.requests if container.resources else None
+    if not requests or _HOST_RESOURCES.issuperset(requests):
+        return ()
+    found, is_brief = [], is_init and container.restart_policy != "Always"
+    for position, name in enumerate(sorted(requests)):
+        amount = int(units.parse_quantity(str(requests[name]))) if is_extended(name) else 0
+        if amount:
+            found.append(ExtendedAsk(number, position, name, amount, is_brief))
+    asked: tuple[ExtendedAsk, ...] = _shared(tuple(found))
+    return asked
+
+
 def _claims(item: PodObject) -> tuple[str, ...]:
-    """Return the names of a pod's claims, in the order of its references. A reference may need no claim."""
+    """Return the names of a pod's claims, in the order of its references, then that for its extended resources. A reference may need no
+    claim."""
     made = {one.name: one.resource_claim_name for one in item.status.resource_claim_statuses or ()}
     names = (one.resource_claim_name or made.get(one.name, "") for one in item.spec.resource_claims or ())
-    return tuple(name for name in names if name is not None)
+    extended = item.status.extended_resource_claim_status
+    return (*(name for name in names if name is not None), *([extended.resource_claim_name] if extended is not None else []))
 
 
 class _GpuFacts(NamedTuple):
@@ -447,6 +481,13 @@ def host_amounts(item: NodeObject) -> tuple[int, int, int]:
     allocatable = item.status.allocatable or {}
     amounts = cpu_milli(str(allocatable.get("cpu", 0))), memory_mib(str(allocatable.get("memory", 0)))
     return (*amounts, max(0, min(MOST, int(units.parse_quantity(str(allocatable.get("pods", 0)))))))
+
+
+def plugin_resources(item: NodeObject) -> frozenset[str]:
+    """Return the extended resources that device plugins give out on a node. Where the amount is 0, DeviceClasses may give them out."""
+    allocatable = item.status.allocatable or {}
+    found: frozenset[str] = _shared(frozenset(name for name, amount in allocatable.items() if is_extended(name) and str(amount) != "0"))
+    return found
 
 
 def has_soft_taint(item: NodeObject) -> bool:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 from aliquot import contract
 from aliquot.contract import units
 from aliquot.contract.model import ContainerSpec, DeviceShare, Pod, PodAssignment
+from scheduler_plugin.core.cluster.extended import ExtendedAsk
 from scheduler_plugin.core.cluster.nodes import NodeRules
 from scheduler_plugin.core.cluster.selectors import Selector
 
@@ -90,7 +91,10 @@ class PodFacts:
     is_preempted: bool = False
     """Whether kube-scheduler ends it for another pod, to which its room belongs."""
     claims: tuple[str, ...] = ()
-    """Names of its ResourceClaims; empty texts for those that are not made yet."""
+    """Names of its ResourceClaims; empty texts for those that are not made yet. The last one may be what kube-scheduler made for
+    ``extended``."""
+    extended: tuple[ExtendedAsk, ...] = ()
+    """What its containers request of extended resources, if it is not bound yet and asks for no GPU by device IDs."""
 
     @property
     def is_gated(self) -> bool:

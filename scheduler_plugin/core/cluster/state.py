@@ -109,6 +109,8 @@ class ClusterState:
         """Grows when a row gets another name."""
         self.named_at: list[int] = []
         """By row, the ``naming_count`` when the row got its name."""
+        self.plugin_resources: dict[str, frozenset[str]] = {}
+        """By node, the extended resources that device plugins give out there."""
         self.closed_nodes: set[str] = set()
         """Names of nodes with taints that keep pods without a toleration away. Only consolidation needs them: kube-scheduler checks them
         for the pods of its calls."""
@@ -395,8 +397,17 @@ class ClusterState:
         else:
             self.closed_nodes.discard(name)
 
+    def set_plugin_resources(self, name: str, resources: frozenset[str]) -> None:
+        """Store which extended resources device plugins give out on a node."""
+        if self.plugin_resources.get(name, frozenset()) == resources:
+            return
+        self.plugin_resources[name] = resources
+        if (known := self._nodes.get(name)) is not None:
+            self.columns.touch(known.row)
+
     def drop_host(self, name: str) -> None:
         """Forget a node's CPU and RAM, and where it is."""
+        self.plugin_resources.pop(name, None)
         self._most_pods.pop(name, None)
         self.set_place(name, {})
         self._places.pop(name, None)

@@ -171,6 +171,11 @@ class Shapes:
         cost = np.mean([cost_on(self._state.columns, rows, ask, self.weights[policy], devices) for ask, devices in parts], axis=0)
         return cost, self._scores(cost, policy)
 
+    def rated_by_host(self, rows: Rows, policy: Policy, demand: HostDemand) -> tuple[npt.NDArray[np.float64], Ints]:
+        """Return cost and score of rows where a pod takes only CPU and RAM. Call ``refresh`` first."""
+        cost = host_cost(self._state.columns, rows, policy, demand, self.weights[policy])
+        return cost, self._scores(cost, policy)
+
     def _scores(self, cost: npt.NDArray[np.float64], policy: Policy) -> Ints:
         part = np.minimum(np.maximum(0.5 - cost / (2 * self._reach[policy]), 0.0), 1.0)
         scores: Ints = np.rint(part * MAX_SCORE).astype(np.int64)

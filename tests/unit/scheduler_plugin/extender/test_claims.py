@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """filter and prioritize for pods with ResourceClaims."""
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,12 +18,17 @@ from aliquot.contract.model import Policy
 from aliquot.placement import mig
 from scheduler_plugin.core.claims.first_fit import MOST_STEPS, _Search
 from scheduler_plugin.core.cluster.hold_uids import claim_uid
+from scheduler_plugin.core.cluster.journal import Rules
+from scheduler_plugin.core.cluster.objects import PodObject, pod_facts
 from scheduler_plugin.core.cluster.pods import Use
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.cluster.state import ClusterState
+from scheduler_plugin.core.explain.why import Why
+from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS
 from scheduler_plugin.extender.claims import STEPS_PER_NODE, ClaimVerdicts
 from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.extender.prioritize import prioritize_nodes
+from scheduler_plugin.services.explainer import Explainer
 from tests.unit.scheduler_plugin.builders import filter_body, make_context, make_device, make_node, make_place
 from tests.unit.scheduler_plugin.claim_builders import asking, claim_of, class_of, pod_json, pod_of, result, serve, slice_of
 
@@ -257,7 +264,7 @@ UNKNOWN = {
     "claim does not exist": [],
     "selector": [claim_of("mine", asking(selector="device.attributes['a.b'].c.major() >= 1"))],
     "class": [claim_of("mine", asking(device_class="other"))],
-    "admin access": [claim_of("mine", {"name": "r", "exactly": {"deviceClassName": "vgpu.aliquot.dev", "adminAccess": True}})],
+    "mode": [claim_of("mine", {"name": "r", "exactly": {"deviceClassName": "vgpu.aliquot.dev", "allocationMode": "Half"}})],
     "allocated": [claim_of("mine", asking(memory="1Mi"), results=[result("n1", 0, memory="1Mi")])],
     "another driver": [claim_of("mine", asking(device_class="nic"))],
 }
@@ -341,6 +348,134 @@ def test_request_that_names_our_driver_may_be_for_devices_of_all_nodes(selector:
     context.claims.pools.set_class(class_of("any", selector))
     context.claims.holds.set_claim(claim_of("mine", asking(memory="1Mi"), asking("port", device_class="any")))
     assert filtered(context, pod_json("p", "mine")) == (NODES, {}), "kube-scheduler decides"
+
+
+def all_gpus(**more: Any) -> Any:
+    exactly = {"deviceClassName": "vgpu.aliquot.dev", "allocationMode": "All", "capacity": {"requests": {"memory": "500Mi"}}, **more}
+    return {"name": "gpus", "exactly": exactly}
+
+
+def test_claim_for_all_gpus_is_rated_by_all_of_them():
+    context = cluster()
+    allocate(context, "half", "n1", 1, "500Mi")
+    context.claims.holds.set_claim(claim_of("mine", all_gpus()))
+    found = scores(context, pod_json("p", "mine"))
+    assert all(found.values())
+    assert max(found, key=found.__getitem__) == "n1", "a GPU is in use there already"
+    assert context.state.footprint_of("p") == dict.fromkeys(["GPU-n1-0", "GPU-n1-1"], Use(500, 0, 1, 1))
+
+
+def test_claim_for_all_gpus_is_refused_where_one_is_not_open():
+    context = cluster()
+    for minor in range(2):
+        allocate(context, f"full-{minor}", "n2", minor, "900Mi")
+    free = make_node("n1", 2)
+    cordoned = replace(free, devices=(free.devices[0], replace(free.devices[1], trouble="cordoned")))
+    context.state.set_gpu_node(cordoned)
+    one = slice_of(cordoned)
+    one["spec"]["devices"][1]["taints"] = [{"key": "aliquot.dev/cordoned", "effect": "NoSchedule"}]
+    context.claims.holds.set_slice(one)
+    context.claims.holds.set_claim(claim_of("mine", all_gpus()))
+    fitting, failed = filtered(context, pod_json("p", "mine"))
+    assert (fitting, failed) == (["n3"], {"n1": NodeReason.UNAVAILABLE.sentence, "n2": NodeReason.MEMORY.sentence})
+
+
+def test_claim_with_admin_access_takes_nothing():
+    context = cluster()
+    allocate(context, "most", "n1", 0, "900Mi")
+    for minor in range(2):
+        allocate(context, f"full-{minor}", "n2", minor, "1000Mi")
+    context.claims.holds.set_claim(claim_of("mine", all_gpus(adminAccess=True, capacity={"requests": {"memory": "1Mi"}})))
+    fitting, failed = filtered(context, pod_json("p", "mine"))
+    assert (fitting, failed) == (["n1", "n3"], {"n2": NodeReason.MEMORY.sentence})
+    assert all(scores(context, pod_json("p", "mine"), fitting).values())
+    assert context.state.footprint_of("p") == {}
+
+
+FIXED_NAME, IMPLICIT = "nvidia.com/vgpu-half", "deviceclass.resource.kubernetes.io/half"
+
+
+def asking_resource(uid: str, resource: str, count: int = 1) -> Any:
+    pod = pod_json(uid)
+    pod["spec"]["containers"][0]["resources"]["requests"][resource] = str(count)
+    return pod
+
+
+def offering_halves() -> ExtenderContext:
+    """Two nodes with GPUs by halves, which a class gives out as an extended resource; a device plugin gives it out on the third."""
+    context = cluster(served=["n1", "n2"])
+    for node in ("n1", "n2"):
+        offer_half_gpus(context, node)
+    half = class_of("half", FIXED)
+    half["spec"]["extendedResourceName"] = FIXED_NAME
+    context.claims.pools.set_class(half)
+    context.state.set_plugin_resources("n3", frozenset([FIXED_NAME, IMPLICIT]))
+    return context
+
+
+@pytest.mark.parametrize("resource", [FIXED_NAME, IMPLICIT])
+def test_extended_resource_of_class_is_predicted_as_claim(resource: str):
+    context = offering_halves()
+    takes_fixed(context, "other", "n2", "gpu-0-half-0")
+    pod = asking_resource("p", resource)
+    assert filtered(context, pod)[0] == NODES
+    found = scores(context, pod)
+    assert found["n2"] > found["n1"] > 0, "a GPU of n2 is in use already"
+    assert context.state.footprint_of("p") == {"GPU-n2-0": Use(500, 0, 1, 1)}
+    assert filtered(context, asking_resource("q", resource, 4)) == (["n1", "n3"], {"n2": NodeReason.CLAIMS.sentence})
+    for device in ("gpu-0-half-1", "gpu-1-half-0", "gpu-1-half-1"):
+        takes_fixed(context, device, "n2", device)
+    assert filtered(context, asking_resource("r", resource)) == (["n1", "n3"], {"n2": NodeReason.MEMORY.sentence})
+
+
+def test_extended_resource_is_served_by_class_once_plugin_is_gone():
+    context = offering_halves()
+    pod = asking_resource("p", FIXED_NAME, 5)
+    assert filtered(context, pod)[0] == ["n3"], "kube-scheduler compares the amount"
+    context.state.set_plugin_resources("n3", frozenset())
+    assert filtered(context, pod)[1]["n3"] == NodeReason.NOT_CLAIMABLE.sentence
+    assert list(context.claims.refused) == ["p"]
+
+
+def test_node_is_judged_by_resources_that_its_plugins_do_not_serve():
+    """On n3 only the claim of the pod remains."""
+    context = offering_halves()
+    context.claims.holds.set_slice(slice_of(make_node("n3", 2)))
+    context.claims.holds.set_claim(claim_of("mine", asking(memory="100Mi")))
+    pod = pod_json("p", "mine")
+    pod["spec"]["containers"][0]["resources"]["requests"][FIXED_NAME] = "1"
+    assert filtered(context, pod)[0] == NODES
+    scores(context, pod, ["n3"])
+    assert context.state.footprint_of("p") == {"GPU-n3-0": Use(100, 0, 1, 1)}
+
+
+def test_extended_resource_without_class_is_left_to_kube_scheduler():
+    context = cluster()
+    pod = asking_resource("p", "example.com/dongle", 100)
+    assert filtered(context, pod) == (NODES, {})
+    assert why(context, pod).refusal == "it asks for no GPU of Aliquot, so kube-scheduler alone decides"
+
+
+def why(context: ExtenderContext, pod: Any) -> Why:
+    explainer = Explainer(context, Rules(Policy.FRAG, DEFAULT_WEIGHTS), lambda: 0.0)
+    return asyncio.run(explainer.explain(pod_facts(msgspec.convert(pod, PodObject))))
+
+
+def test_pod_with_extended_resource_of_class_is_explained():
+    context = offering_halves()
+    context.state.set_plugin_resources("n3", frozenset())
+    found = why(context, asking_resource("p", FIXED_NAME, 5))
+    reasons = {one.reason: one.nodes for one in found.reasons}
+    assert (found.fitting, reasons) == (0, {NodeReason.CLAIMS.sentence: 2, NodeReason.NOT_CLAIMABLE.sentence: 1})
+    assert found.by_claims
+
+
+def test_devices_of_claim_for_extended_resources_are_shown():
+    context = offering_halves()
+    takes_fixed(context, "made", "n1", "gpu-1-half-0")
+    pod = asking_resource("p", FIXED_NAME)
+    pod["spec"]["nodeName"], pod["status"]["extendedResourceClaimStatus"] = "n1", {"resourceClaimName": "made"}
+    assert why(context, pod).devices == ("GPU-n1-1",)
 
 
 def test_search_over_all_nodes_is_limited(monkeypatch: pytest.MonkeyPatch):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases with a name; tests/property/test_first_fit.py compares with Kubernetes' allocator."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 
 from aliquot.contract.errors import ContractError
 from scheduler_plugin.core.claims.first_fit import Capacity, Claim, Device, Effort, Match, Request, SearchTooLongError, Usage, predict
-from scheduler_plugin.core.claims.objects import claim_of, devices_of
+from scheduler_plugin.core.claims.objects import check_whole, claim_of, devices_of
 from scheduler_plugin.core.claims.selecting import meets
 
 
@@ -80,8 +80,7 @@ def test_capacity_with_two_names_is_an_error_not_a_prediction():
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param({"allocationMode": "All"}, id="all devices"),
-        pytest.param({"adminAccess": True}, id="admin access"),
+        pytest.param({"allocationMode": "Half"}, id="unknown mode"),
         pytest.param({"deviceClassName": "other"}, id="unknown class"),
     ],
 )
@@ -90,6 +89,55 @@ def test_claims_beyond_the_search_are_errors_not_predictions(change):
     claim = {"spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}}
     with pytest.raises(ContractError):
         claim_of(claim, {"c": {"spec": {}}})
+
+
+ALL = Request("all", amounts={"memory": Fraction(1)}, takes_all=True)
+FULL = {("d", "p", "gpu-0"): {"memory": Fraction(10)}}
+
+
+@pytest.mark.parametrize(
+    ("usage", "besides", "found"),
+    [
+        pytest.param(Usage(), (), ["gpu-0", "gpu-1"], id="free devices"),
+        pytest.param(Usage(consumed=FULL), (), ["gpu-1"], id="full device is none of all"),
+        pytest.param(Usage(), (asks(10),), None, id="another claim takes a device first"),
+    ],
+)
+def test_request_for_all_devices_gets_each_or_none(usage: Usage, besides: Sequence[Claim], found: list[str] | None):
+    taken = names(*besides, Claim(((ALL,),)), usage=usage)
+    assert (None if taken is None else taken[-1]) == found
+
+
+def test_request_for_all_devices_of_a_kind_without_devices_fits_nowhere():
+    assert names(Claim(((ALL,),)), devices=0) is None
+
+
+def test_all_devices_that_a_constraint_excludes_are_an_error_not_a_prediction():
+    devices = [Device(("d", "p", f"gpu-{number}"), attributes={"d/numa": ("int", number)}) for number in range(2)]
+    claim = Claim(((Request("all", takes_all=True),),), (Match("d/numa"),))
+    with pytest.raises(ContractError, match="excludes device gpu-1"):
+        predict(devices, Usage(), [claim], lambda *_: True)
+
+
+@pytest.mark.parametrize("change", [{"resourceSliceCount": 2}, {"generation": 2, "resourceSliceCount": 2}])
+def test_all_devices_of_an_incomplete_pool_are_an_error_not_a_prediction(change: Mapping[str, Any]):
+    one = slice_with({"name": "gpu-0"})
+    check_whole("n", [one])
+    one["spec"]["pool"].update(change)
+    with pytest.raises(ContractError, match="incomplete"):
+        check_whole("n", [one])
+
+
+def test_admin_access_uses_device_of_another_claim_once():
+    device = Device(("d", "p", "gpu-0"))
+    admin, plain = Request("r", is_admin=True), Request("r")
+    used = Usage(frozenset({device.key}))
+
+    def fits(*requests: Request) -> bool:
+        claim = Claim(tuple((request,) for request in requests))
+        return predict([device], used, [claim], lambda *_: True) is not None
+
+    assert (fits(plain), fits(admin), fits(admin, admin)) == (False, True, False)
 
 
 def counters(**values):
