@@ -7,6 +7,7 @@ from scheduler_plugin.core.claims.planned import PlannedPod
 from scheduler_plugin.core.cluster.budgets import Budgets
 from scheduler_plugin.core.cluster.decisions import Decisions
 from scheduler_plugin.core.cluster.journal import Rules
+from scheduler_plugin.core.cluster.nodes import NodeDirectory
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.requests import PodRequests
 from scheduler_plugin.core.cluster.state import ClusterState
@@ -56,6 +57,8 @@ class ExtenderContext:
     groups: GroupRounds
     put_off: PutOff
     budgets: Budgets
+    directory: NodeDirectory = field(default_factory=NodeDirectory)
+    """Labels and taints of all nodes; empty where they are not read."""
     idle: set[str] = field(default_factory=set)
     """UIDs of the bound pods that give way because they do not use their GPUs. ``services.idle_pods`` keeps it up to date."""
     planned: dict[str, PlannedPod] = field(default_factory=dict)

@@ -156,7 +156,7 @@ class Backfiller:
             return False
         waiting = [pod for pod in pods if not pod.node_name]
         # For a nominated pod others end.
-        return all(pod.may_start and not pod.nominated_node for pod in waiting) and self._may_use(pods, hold.nodes)
+        return all(pod.may_start and not pod.nominated_node for pod in waiting) and self._may_use(waiting, hold.nodes)
 
     def _owners(self, hold: Hold) -> list[PodFacts]:
         """Return the owners that exist."""
@@ -225,8 +225,9 @@ class Backfiller:
         return self._has(verdict.curable, allowed) and not self._has(verdict.reason == NodeReason.FITS.value, allowed)
 
     def _allowed(self, pods: Iterable[PodFacts]) -> frozenset[str] | None:
-        """Return the names of the nodes that all these pods may use by their rules; None for all nodes."""
-        found = [self._directory.allowed(rules) for rules in {pod.nodes for pod in pods if pod.nodes is not None}]
+        """Return the names of the nodes that all these pods may use by what they require; None if they require nothing."""
+        required = {pod.nodes for pod in pods if pod.nodes is not None and pod.nodes.selects}
+        found = [self._directory.allowed(rules) for rules in required]
         return frozenset.intersection(*found) if found else None
 
     def _has(self, rows: Bools, names: frozenset[str] | None) -> bool:

@@ -21,6 +21,7 @@ from scheduler_plugin.core.cluster.gang import gang_of_pod
 from scheduler_plugin.core.cluster.journal import Snapshot
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.consolidate.plan import Goal, Plan, Trial, find_plan, replacement_of
+from scheduler_plugin.core.consolidate.reach import unknown_because
 from scheduler_plugin.core.consolidate.record import RecordError, RunRecord, decode_run, encode_run
 from scheduler_plugin.extender.context import ExtenderContext
 from scheduler_plugin.extender.cooperative import MAX_PER_BATCH, in_batches
@@ -160,7 +161,7 @@ class Consolidator:
         """Whether a pod waits for a GPU, alone, and moves may help it."""
         if pod.gpu is None or pod.node_name or pod.gpu.scheduler_name != self._scope.scheduler_name:
             return False
-        return pod.may_start and not pod.is_confined and gang_of_pod(pod) is None
+        return pod.may_start and gang_of_pod(pod) is None and not unknown_because(pod, self._context.directory)
 
     def _is_due(self, pod: PodFacts, now: float) -> bool:
         """Whether a plan may be searched for a waiting pod now."""
@@ -230,7 +231,7 @@ class Consolidator:
 
     def _trial(self) -> Trial:
         context = self._context
-        return Trial(context.state, context.gangs.planner, context.budgets, context.clock.now())
+        return Trial(context.state, context.gangs.planner, context.budgets, context.clock.now(), context.directory)
 
     def _reserved(self, pod: PodFacts, node: str, seats: list[Seat]) -> _Run | None:
         """Reserve the waiting pod's place and all seats in the present state; None, and nothing stays, if one is lacking."""
@@ -301,18 +302,26 @@ class Consolidator:
         elif old is None and replacement is None and self._is_missed(run, now):
             self._done(run, seat, now)  # its controller does not replace it; its room is free all the same
         else:
-            await self._end_late(run, now, f"the replacement of {seat.pod.namespace}/{seat.pod.name} does not start")
+            await self._end_late(run, now, f"the replacement of {_name(seat.pod)} does not start")
 
     async def _evict_for(self, run: _Run, seat: Seat, old: PodFacts, now: float) -> None:
         """Evict a pod that moves, if it still may; try again in the next period otherwise."""
-        if why := self._trial().staying_because(old, run.pod.priority):
-            await self._end_late(run, now, f"{old.namespace}/{old.name} must not move: {why}")
+        if why := self._not_yet(run, seat, old):
+            await self._end_late(run, now, why)
         elif await self._api.evict(old, dry_run=True) and await self._api.evict(old):
             run.evicted.add(old.uid)
             self._telemetry.consolidation_moves.inc()
             await self._api.report_move(seat, run.pod, run.node)
         else:
-            await self._end_late(run, now, f"the API server refuses to evict {old.namespace}/{old.name}")
+            await self._end_late(run, now, f"the API server refuses to evict {_name(old)}")
+
+    def _not_yet(self, run: _Run, seat: Seat, old: PodFacts) -> str:
+        """Say why a pod must not be evicted now; empty if it may be. Labels and taints change while moves are under way."""
+        trial = self._trial()
+        if why := trial.staying_because(old, run.pod.priority):
+            return f"{_name(old)} must not move: {why}"
+        places = (old, seat.node), (run.pod, run.node)
+        return next((f"{_name(pod)} may not use node {node} now" for pod, node in places if not trial.may_use(pod, node)), "")
 
     def _is_missed(self, run: _Run, now: float) -> bool:
         """Whether a pod is gone for REPLACE_SECONDS, and no replacement came."""
@@ -363,7 +372,7 @@ class Consolidator:
         self._release(run)
         self._run = None
         self._telemetry.consolidations.labels("given_up" if why else "completed").inc()
-        name = f"{run.pod.namespace}/{run.pod.name}"
+        name = _name(run.pod)
         logger.info("consolidation ends: %s", why or "the waiting pod starts", extra={"pod": name, "node": run.node})
         if run.pod.uid in self._context.state.pods:
             await self._write_down(run.pod, "")
@@ -385,7 +394,7 @@ class Consolidator:
             record = decode_run(_annotation(pod))
             run = self._reserved(pod, record.node, list(self._seats_of(record)))
         except RecordError as exc:
-            logger.warning("moves cannot be resumed: %s", exc, extra={"pod": f"{pod.namespace}/{pod.name}"})
+            logger.warning("moves cannot be resumed: %s", exc, extra={"pod": _name(pod)})
         self._telemetry.consolidations.labels("given_up" if run is None else "resumed").inc()
         if run is None:
             self._pause(pod.uid)
@@ -407,6 +416,10 @@ class Consolidator:
                     taken.add(pod.uid)
                     yield Seat(pod, move.to_node, taken_by=pod.uid)
                     break
+
+
+def _name(pod: PodFacts) -> str:
+    return f"{pod.namespace}/{pod.name}"
 
 
 def _annotation(pod: PodFacts) -> str:

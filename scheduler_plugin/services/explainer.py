@@ -144,7 +144,7 @@ class Explainer:
         state = self._context.state
         taken = snapshot_of(state.moment(), self._rules, self._context.clock.now(), *self._as_of())
         budgets, closed = tuple(self._context.budgets.all()), tuple(sorted(state.closed_nodes))
-        return msgspec.structs.replace(taken, budgets=budgets, closed_nodes=closed)
+        return msgspec.structs.replace(taken, budgets=budgets, closed_nodes=closed, node_facts=self._context.directory.all())
 
     async def decisions(self) -> Reply:
         """List the recorded decisions, the newest first."""

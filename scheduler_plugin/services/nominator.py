@@ -154,7 +154,7 @@ class Nominator:
         fits[[row for node in context.state.closed_nodes if (row := context.state.row_of(node)) is not None]] = False
         fitting = np.flatnonzero(fits)
         fitting = fitting[host_has_room(context.state.columns, fitting, shape.demand)]
-        if pod.nodes is not None and len(fitting):
+        if pod.nodes is not None and pod.nodes.selects and len(fitting):
             allowed = self._directory.allowed(pod.nodes)
             fitting = fitting[[context.state.names[row] in allowed for row in fitting.tolist()]]
         if not len(fitting):

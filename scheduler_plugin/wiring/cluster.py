@@ -19,7 +19,6 @@ from scheduler_plugin.core.claims.stored import decode_claim
 from scheduler_plugin.core.cluster.budgets import Budget
 from scheduler_plugin.core.cluster.domains import place_labels
 from scheduler_plugin.core.cluster.journal import Rules
-from scheduler_plugin.core.cluster.nodes import NodeFacts, Taint
 from scheduler_plugin.core.cluster.objects import (
     BudgetObject,
     NodeObject,
@@ -28,7 +27,11 @@ from scheduler_plugin.core.cluster.objects import (
     has_soft_taint,
     host_amounts,
     is_closed,
+<<<<<<< HEAD
     plugin_resources,
+=======
+    node_facts,
+>>>>>>> 2c781605 (Consolidation: pods with node selectors, affinity and tolerations get plans and move)
     pod_facts,
 )
 from scheduler_plugin.core.cluster.pods import PodFacts
@@ -45,6 +48,8 @@ NODES_PATH: Final = "/api/v1/nodes"
 BUDGETS_PATH: Final = "/apis/policy/v1/poddisruptionbudgets"
 GPU_NODES_PATH: Final = f"/apis/{gpunode.API_VERSION}/{contract.GPU_NODE_PLURAL}"
 RESOURCES_PATH: Final = "/apis/resource.k8s.io/v1"
+_GATES_OF_LABELS: Final = (Gate.ADMISSION_CHECK, Gate.BACKFILL, Gate.CONSOLIDATION)
+"""Features that need all labels and taints of nodes, besides claims."""
 YOUNG_OBJECTS: Final = 20_000
 """The garbage collector runs when there are this many more objects than at its last run."""
 
@@ -69,6 +74,7 @@ def make_cluster(settings: Settings, connection: KubeConnection) -> Cluster:
     clock, rules = SystemClock(), Rules(settings.policy, settings.weights)
     context = ExtenderContext.create(ClusterState(), rules, clock, soft_seconds=settings.soft_seconds, gang_seconds=settings.gang_seconds)
     watch = ClusterWatch(context.state, context.budgets, clock)
+    watch.directory = context.directory
 
     def forget_pod(uid: str) -> None:
         context.decisions.forget(uid)
@@ -79,7 +85,7 @@ def make_cluster(settings: Settings, connection: KubeConnection) -> Cluster:
     watch.on_synced = settle_memory
     pods = Stream("pods", PODS_PATH, decode_pod, connection, watch.pods)
     claims = claim_streams(settings, connection, context)
-    full_nodes = claims is not None or any(gate in settings.gates for gate in (Gate.ADMISSION_CHECK, Gate.BACKFILL))
+    full_nodes = claims is not None or any(gate in settings.gates for gate in _GATES_OF_LABELS)
     streams: Sequence[Stream[Any]] = (
         Stream("gpunodes", GPU_NODES_PATH, gpunode.decode_gpu_node, connection, watch.inventories),
         Stream("nodes", NODES_PATH, decode_full_host if full_nodes else decode_host, connection, watch.hosts),
@@ -148,10 +154,9 @@ def decode_budget(raw: msgspec.Raw) -> Budget:
 
 
 def decode_full_host(raw: msgspec.Raw) -> NamedHost:
-    """Decode a node of the stream with all its labels and taints, which admission check and planned claims need."""
-    node, host = msgspec.json.decode(raw, type=NodeObject), decode_host(raw)
-    taints = tuple(Taint(one.key, one.value, one.effect) for one in node.spec.taints or ())
-    host.facts = NodeFacts(host.name, node.metadata.labels or {}, taints)
+    """Decode a node of the stream with all its labels and taints."""
+    host = decode_host(raw)
+    host.facts = node_facts(msgspec.json.decode(raw, type=NodeObject))
     return host
 
 

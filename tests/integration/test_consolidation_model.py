@@ -2,8 +2,9 @@
 """Consolidation on a cluster that changes at any step: a killed scheduler, late watches, refused evictions, new pods, controllers.
 
 Kept at every step: no device is promised beyond what it has, over the pods that the API has bound (I1). A pod is evicted only if it may
-move, the API does not protect it, and its replacement has a seat that is reserved at that moment. At the end nothing stays: no seat, no
-reservation, no annotation of a run on a pod that waits (I3). The API's own picture of the pods is the oracle.
+move, the API does not protect it, and its replacement has a seat that is reserved at that moment, on a node that it may use by what the
+scheduler has received of the nodes. At the end nothing stays: no seat, no reservation, no annotation of a run on a pod that waits (I3). The
+API's own picture of pods and nodes is the oracle.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import event, example, given, settings
@@ -21,6 +23,7 @@ from aliquot.contract import codec
 from aliquot.contract.model import Policy
 from aliquot.kube.errors import KubeApiError, KubeConflictError, KubeNotFoundError
 from scheduler_plugin.core.cluster.journal import Rules
+from scheduler_plugin.core.cluster.objects import is_closed, node_facts
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.consolidate.plan import seat_uid
@@ -31,12 +34,22 @@ from scheduler_plugin.services.explainer import Explainer
 from scheduler_plugin.services.move_api import MoveApi
 from scheduler_plugin.services.telemetry import Telemetry
 from scheduler_plugin.settings import Answer
+from tests.fakes.node_rules import REQUIRED, Object, may_run, node_object, with_rules
 from tests.unit.scheduler_plugin.api import pod_object
 from tests.unit.scheduler_plugin.builders import filter_body, make_context, make_node, make_pod
 
 NODES, GPUS, PODS_PER_NODE, GPU_MIB = ("n1", "n2", "n3"), 4, 2, 1000
 MOVABLE = {contract.ANNOTATION_MOVABLE: "true", contract.ANNOTATION_MIN_RUNTIME: "0s"}
 GRACE_SECONDS = 30.0
+POOLS = {"n1": "a", "n2": "b", "n3": "a"}
+NOT_C = {"matchExpressions": [{"key": "pool", "operator": "NotIn", "values": ["c"]}]}
+RULES: Mapping[str, Object] = {
+    "job-n1": {"nodeSelector": {"pool": "a"}},
+    "job-n2": {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [NOT_C]}}}},
+    "job-n3": {"tolerations": [{"key": "dedicated", "value": "team", "effect": "NoSchedule"}]},
+    "big": {"nodeSelector": {"pool": "a"}},
+}
+"""By workload, in a world with rules."""
 BIG = f"big.{len(NODES) * PODS_PER_NODE + 1}"
 """UID of the pod that wants a whole node."""
 
@@ -44,14 +57,26 @@ BIG = f"big.{len(NODES) * PODS_PER_NODE + 1}"
 class World:
     """The API, the controllers and kube-scheduler, as far as they matter here, and the scheduler that lives on them."""
 
-    def __init__(self, *, stays: bool = False, acts: bool = True) -> None:
-        """Args: stays: whether the pods on n3 state that they must not move. acts: whether the scheduler moves pods or only plans."""
+    def __init__(self, *, stays: bool = False, acts: bool = True, ruled: bool = False) -> None:
+        """Make it.
+
+        Args: stays: whether the pods on n3 state that they must not move. acts: whether the scheduler moves pods or only plans.
+              ruled: whether pods have rules about nodes, and the scheduler reads labels and taints.
+        """
+        self.ruled = ruled
+        self.nodes: dict[str, Object] = {
+            name: {"metadata": {"name": name, "labels": {"pool": pool}}, "spec": {"taints": [], "unschedulable": False}}
+            for name, pool in POOLS.items()
+        }
+        """By name; the API's truth."""
+        self.seen: dict[str, Object] = {}
+        """What the scheduler has received of the nodes."""
         self.acts, self.leads, self.replaces = acts, True, True
         self.now = 10_000.0
         self.created = 0
         self.pods: dict[str, PodFacts] = {}
         """By UID; the API's truth."""
-        self.unseen: list[PodFacts | str] = []
+        self.unseen: list[PodFacts | str | Object] = []
         """Changes that the scheduler has not received yet."""
         self.protected: set[str] = set()
         """Names of workloads that the API lets no pod end of."""
@@ -79,6 +104,8 @@ class World:
         self.unseen.clear()
         self.caught_up_at = self.now
         self.context = make_context(self.state, monotonic=lambda: self.now, now=lambda: self.now, soft_seconds=10.0)
+        for node in self.nodes.values():
+            self.receive(node)
         self.binder = Binder(self.context, self, lambda: True)
         explainer = Explainer(self.context, Rules(Policy.FRAG, DEFAULT_WEIGHTS), lambda: 0.0)
         self.note_outcomes()
@@ -86,6 +113,26 @@ class World:
         api, scope = MoveApi(self, self), Scope(self.acts)
         parts = (self.context, api, explainer.full_snapshot, self.retry, lambda: self.leads, self.telemetry, scope)
         self.consolidator = Consolidator(*parts)
+
+    def receive(self, node: Object) -> None:
+        """Let the scheduler have a new or changed node."""
+        item = node_object(node)
+        self.seen[item.metadata.name] = node
+        self.state.set_closed(item.metadata.name, closed=is_closed(item))
+        if self.ruled:
+            self.context.directory.put(node_facts(item))
+
+    def change_node(self, name: str, **spec: Any) -> None:
+        """Change the spec of a node."""
+        self.nodes[name] = {**self.nodes[name], "spec": {**self.nodes[name]["spec"], **spec}}
+        self.unseen.append(self.nodes[name])
+
+    def relabel(self, name: str, pool: str) -> None:
+        self.nodes[name] = {**self.nodes[name], "metadata": {"name": name, "labels": {"pool": pool}}}
+        self.unseen.append(self.nodes[name])
+
+    def rules_of(self, uid: str) -> Object:
+        return RULES.get(uid.partition(".")[0], {}) if self.ruled else {}
 
     def note_outcomes(self) -> None:
         """Add what the present process counted."""
@@ -104,7 +151,7 @@ class World:
         owner = workload if controller is None else controller
         assert pod.gpu is not None
         gpu = replace(pod.gpu, scheduler_name=contract.SCHEDULER_NAME)
-        self.change(replace(pod, gpu=gpu, controller_uid=owner, controller_kind="Job" if owner else ""))
+        self.change(with_rules(replace(pod, gpu=gpu, controller_uid=owner, controller_kind="Job" if owner else ""), self.rules_of(pod.uid)))
 
     def change(self, pod: PodFacts) -> None:
         self.pods[pod.uid] = pod
@@ -121,6 +168,8 @@ class World:
             if isinstance(change, str):
                 self.state.drop_pod(change)
                 self.context.decisions.forget(change)
+            elif not isinstance(change, PodFacts):
+                self.receive(change)
             else:
                 self.state.set_pod(change)
                 if change.node_name:
@@ -143,7 +192,7 @@ class World:
         limits = {name.rpartition("/")[2].replace("-", "_"): amount for name, amount in pod.gpu.containers[0].limits.items()}
         item = pod_object(pod.name, uid=pod.uid, annotations=dict(pod.gpu.annotations), controller=pod.controller_uid, **limits)
         item["spec"]["containers"][0]["resources"]["requests"].pop("cpu")
-        enough = [node for node in NODES if self.free_on(node) >= int(limits["vgpu"])]
+        enough = [node for node in NODES if self.free_on(node) >= int(limits["vgpu"]) and may_run(self.rules_of(pod.uid), self.nodes[node])]
         if not enough:
             return  # kube-scheduler's own filters leave no node, so it does not call
         reply = filter_body(self.context, json.dumps({"Pod": item, "NodeNames": enough}).encode(), self.now, Answer.ONE)
@@ -202,6 +251,7 @@ class World:
         assert pod.gpu is not None
         assert pod.gpu.annotations[contract.ANNOTATION_MOVABLE] == "true"
         assert self.has_seat(pod), "a pod ends only if its replacement has a seat"
+        assert may_run(self.rules_of(BIG), self.seen[self.state.reservations[BIG].node])
         self.evicted.append(uid)
         self.change(replace(pod, deletion_requested=True, ends_by=self.now + GRACE_SECONDS))
         if self.replaces:
@@ -215,10 +265,11 @@ class World:
     # --- the oracle ---
 
     def has_seat(self, pod: PodFacts) -> bool:
-        """Whether room is reserved for a pod's replacement."""
-        held = self.state.reservations
+        """Whether room is reserved for a pod's replacement, on a node that it may use."""
+        held, rules = self.state.reservations, self.rules_of(pod.uid)
         others = [other.uid for other in self.pods.values() if other.controller_uid == pod.controller_uid and not other.node_name]
-        return any(uid in held and held[uid].footprint for uid in (seat_uid(pod.uid), *others))
+        seats = [held[uid] for uid in (seat_uid(pod.uid), *others) if uid in held and held[uid].footprint]
+        return any(may_run(rules, self.seen[seat.node]) for seat in seats)
 
     def check(self) -> None:
         """No GPU is promised twice: all requests here are for whole GPUs."""
@@ -292,22 +343,54 @@ async def act(world: World, action: str) -> None:
                 "kill": world.start,
                 "intruder": lambda: world.create("intruder", {}, controller=""),
                 "forget big": lambda: world.remove(BIG),
+                "cordon": lambda: world.change_node("n2", unschedulable=True),
+                "uncordon": lambda: world.change_node("n2", unschedulable=False),
+                "taint": lambda: world.change_node("n3", taints=[{"key": "dedicated", "value": "team", "effect": "NoSchedule"}]),
+                "relabel": lambda: world.relabel("n1", "c"),
+                "label again": lambda: world.relabel("n1", "a"),
             }[action]()
     world.check()
 
 
 ACTIONS = ("step", "long step", "schedule", "end pods", "deliver", "kill")
-ODD_ACTIONS = ("protect", "unprotect", "break", "mend", "intruder", "forget big")
+ODD_ACTIONS = ("protect", "unprotect", "break", "mend", "intruder", "forget big", "cordon", "uncordon", "taint", "relabel", "label again")
 
 
-async def test_large_pod_starts_after_all_moves() -> None:
-    world = World()
+@pytest.mark.parametrize("ruled", [False, True])
+async def test_large_pod_starts_after_all_moves(ruled: bool) -> None:
+    world = World(ruled=ruled)
     await begin(world)
     await world.settle()
     assert world.big_runs()
     assert len(world.evicted) == PODS_PER_NODE
     world.note_outcomes()
     assert world.outcomes == {"found": 1, "completed": 1}
+
+
+async def test_without_labels_of_nodes_pods_with_rules_wait() -> None:
+    world = World(ruled=True)
+    await begin(world)
+    world.context.directory.keep(())
+    await world.settle()
+    assert not world.big_runs()
+    assert not world.evicted
+
+
+@pytest.mark.parametrize("ruled", [False, True])
+async def test_no_pod_ends_while_node_of_its_seat_is_cordoned(ruled: bool) -> None:
+    world = World(ruled=ruled)
+    await begin(world)
+    for action in ("long step", "long step"):
+        await act(world, action)
+    for node in NODES:
+        world.change_node(node, unschedulable=True)
+    for action in ("deliver", "long step", "long step"):
+        await act(world, action)
+    assert not world.evicted
+    for node in NODES:
+        world.change_node(node, unschedulable=False)
+    await world.settle()
+    assert world.big_runs()
 
 
 async def test_killed_between_any_two_steps_large_pod_still_starts() -> None:
@@ -417,9 +500,9 @@ async def test_seat_is_kept_for_replacement_of_its_pod_only() -> None:
     assert seats.row_for(replacement) == row, "it is asked for again at each attempt"
 
 
-def play(actions: list[str], stays: bool, begun: bool) -> None:
+def play(actions: list[str], stays: bool, begun: bool, ruled: bool) -> None:
     async def run() -> None:
-        world = World(stays=stays)
+        world = World(stays=stays, ruled=ruled)
         await begin(world)
         for action in ("long step", *(["long step", "deliver"] if begun else []), *actions):
             await act(world, action)
@@ -429,20 +512,22 @@ def play(actions: list[str], stays: bool, begun: bool) -> None:
     asyncio.run(run())
 
 
-HISTORIES = (st.lists(st.sampled_from((*ACTIONS, *ACTIONS, *ODD_ACTIONS)), max_size=30), st.booleans(), st.booleans())
+HISTORIES = (st.lists(st.sampled_from((*ACTIONS, *ACTIONS, *ODD_ACTIONS)), max_size=30), st.booleans(), st.booleans(), st.booleans())
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(*HISTORIES)
-@example(["long step", "long step", "kill", "deliver", "schedule", "long step"], False, False)
-@example(["step", "schedule", "kill", "break", "step", "protect"], False, True)
-def test_any_history_keeps_promises_and_leaves_nothing(actions: list[str], stays: bool, begun: bool) -> None:
-    play(actions, stays, begun)
+@example(["long step", "long step", "kill", "deliver", "schedule", "long step"], False, False, False)
+@example(["step", "schedule", "kill", "break", "step", "protect"], False, True, False)
+@example(["relabel", "deliver", "step", "kill", "long step", "label again", "deliver", "long step"], False, True, True)
+@example(["taint", "cordon", "deliver", "step", "uncordon", "deliver", "long step", "schedule"], False, True, True)
+def test_any_history_keeps_promises_and_leaves_nothing(actions: list[str], stays: bool, begun: bool, ruled: bool) -> None:
+    play(actions, stays, begun, ruled)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @settings(max_examples=10_000, deadline=None)
 @given(*HISTORIES)
-def test_ten_thousand_histories_keep_promises_and_leave_nothing(actions: list[str], stays: bool, begun: bool) -> None:
-    play(actions, stays, begun)
+def test_ten_thousand_histories_keep_promises_and_leave_nothing(actions: list[str], stays: bool, begun: bool, ruled: bool) -> None:
+    play(actions, stays, begun, ruled)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every prefix of a plan is feasible, no move of it can be spared, it keeps to the rules, and its certificate replays only unchanged."""
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from aliquot import contract
 from aliquot.contract.model import Policy
 from scheduler_plugin.core.cluster.budgets import Budget
 from scheduler_plugin.core.cluster.journal import Rules, Snapshot, snapshot_of
+from scheduler_plugin.core.cluster.nodes import CORDONED, NodeFacts
+from scheduler_plugin.core.cluster.objects import is_closed, node_facts
 from scheduler_plugin.core.cluster.pods import Footprint, PodFacts
 from scheduler_plugin.core.cluster.selectors import exactly
 from scheduler_plugin.core.cluster.state import ClusterState, Reservation
@@ -23,6 +26,16 @@ from scheduler_plugin.core.consolidate.certificate import Certificate, Certifica
 from scheduler_plugin.core.consolidate.plan import Goal, Plan, find_plan, replacement_of
 from scheduler_plugin.core.explain.replay import restore
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS, HostDemand
+from tests.fakes.node_rules import (
+    Object,
+    depends_on_pods,
+    may_run,
+    node_object,
+    random_node,
+    random_rules,
+    requires_labels,
+    with_rules,
+)
 from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
 
 NOW = 100_000.0
@@ -36,25 +49,39 @@ def clusters(draw: st.DrawFn) -> Snapshot:
 
     By seed: hypothesis draws small numbers more often, and a cluster with few pods needs no moves.
     """
-    choices = random.Random(draw(st.integers(0, 1 << 40)))
-    state, nodes = ClusterState(), [f"n{number}" for number in range(choices.randint(2, 6))]
-    gpus = choices.randint(2, 4)
-    for node in nodes:
-        state.set_host(node, CPU_MILLI, 64_000)
-        state.set_gpu_node(make_node(node, gpus, shares_per_gpu=choices.choice([2, 4])))
-        state.set_closed(node, closed=choices.random() < 0.05)
+    return make_cluster(draw(st.integers(0, 1 << 40)))
+
+
+def make_cluster(seed: int) -> Snapshot:
+    """Make one of them. The UID of a pod's controller is its rules about nodes, as JSON."""
+    choices = random.Random(seed)
+    state, names = ClusterState(), [f"n{number}" for number in range(choices.randint(2, 6))]
+    gpus, tainted = choices.randint(2, 4), choices.choice([0.05, 0.5])
+    nodes = {name: node_object(random_node(choices, name, tainted)) for name in names}
+    for name, item in nodes.items():
+        state.set_host(name, CPU_MILLI, 64_000)
+        state.set_gpu_node(make_node(name, gpus, shares_per_gpu=choices.choice([2, 4])))
+        state.set_closed(name, closed=is_closed(item))
     odd = choices.choice([0, 0.05, 0.2])
-    for node in nodes:
+    for node in names:
         for number in range(choices.randint(1, gpus + 1)):
             bind(state, choices, f"{node}-{number}", node, gpus, odd)
     vgpus = choices.randint(max(1, gpus - 1), gpus)
     exclusive = {contract.ANNOTATION_ISOLATION: "exclusive"} if choices.random() < 0.5 else {}
     memory: dict[str, Any] = {} if exclusive else {"vgpu_memory": str(vgpus * choices.choice([500, 800, 1000]))}
     cpu = choices.choice([0, 4000, 14_000])
-    state.set_pod(make_pod("big", annotations=exclusive, priority=choices.randint(0, 1), cpu_milli=cpu, vgpu=str(vgpus), **memory))
+    big = make_pod("big", annotations=exclusive, priority=choices.randint(0, 1), cpu_milli=cpu, vgpu=str(vgpus), **memory)
+    rules = rules_for(choices, odd)
+    state.set_pod(replace(with_rules(big, rules), controller_uid=json.dumps(rules)))
     budgets = tuple(Budget("team", name, tuple(exactly({"app": name})), choices.choice([0, 1, 1, 1])) for name in ("a", "b"))
     snapshot = snapshot_of(state.moment(), RULES, NOW)
-    return msgspec.structs.replace(snapshot, budgets=budgets, closed_nodes=tuple(sorted(state.closed_nodes)))
+    known = map(node_facts, nodes.values()) if choices.random() < 0.7 else ()
+    return msgspec.structs.replace(snapshot, budgets=budgets, closed_nodes=tuple(sorted(state.closed_nodes)), node_facts=tuple(known))
+
+
+def rules_for(choices: random.Random, odd: float) -> Object:
+    """Return the rules of a pod about nodes: none for half of them."""
+    return random_rules(choices, odd) if choices.random() < 0.5 else {}
 
 
 def bind(state: ClusterState, choices: random.Random, uid: str, node: str, gpus: int, odd: float) -> None:
@@ -80,14 +107,14 @@ def bind(state: ClusterState, choices: random.Random, uid: str, node: str, gpus:
     annotations = {name: text for name, text in stated.items() if text is not None}
     priority = usually(-100_000, 0, 1)
     pod = make_pod(uid, node=node, annotations=annotations, shares={"main": shares}, priority=priority, **limits)
-    label = choices.choice(["", "", "a", "b"])
+    label, rules = choices.choice(["", "", "a", "b"]), rules_for(choices, odd)
     state.set_pod(
         replace(
-            pod,
+            with_rules(pod, rules),
             cpu_milli=choices.choice([0, 1000]),
             labels=(("app", label),) if label else (),
             started_at=usually(choices.choice([NOW - 20_000, NOW - 90_000]), None, NOW - 60),
-            controller_uid=usually("job", ""),
+            controller_uid=usually(json.dumps(rules), ""),
             controller_kind=usually("Job", "DaemonSet", "Node"),
         )
     )
@@ -125,7 +152,6 @@ def test_every_prefix_of_a_plan_is_feasible(snapshot: Snapshot, goal: Goal) -> N
     nodes = [node.name for node in state.gpu_nodes()]
     for move in plan.moves:
         pod = state.pods[move.pod_uid]
-        assert move.to_node not in state.closed_nodes
         assert pod.node_name == move.from_node
         seat = replacement_of(pod)
         state.reserve(make_reservation(seat, move.to_node, move.seat))
@@ -163,6 +189,71 @@ def test_only_pods_that_may_move_do(snapshot: Snapshot, goal: Goal) -> None:
         assert not least or (pod.started_at is not None and NOW - pod.started_at >= least)
         assert all(allowed[label] for _, label in pod.labels)
         assert not goal.pod_uid or pod.priority <= state.pods["big"].priority
+
+
+def used_nodes(plan: Plan) -> list[tuple[str, str]]:
+    """The pods of a plan, by UID, each with the node that it gets."""
+    places = [("big", plan.nodes[0])] if plan.goal.pod_uid else []
+    return places + [(move.pod_uid, move.to_node) for move in plan.moves]
+
+
+def object_of(node: NodeFacts) -> Object:
+    """The node of the API that a snapshot has."""
+    taints = [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in node.taints]
+    return {"metadata": {"name": node.name, "labels": node.labels}, "spec": {"taints": taints, "unschedulable": CORDONED in node.taints}}
+
+
+def check_nodes(snapshot: Snapshot, plan: Plan) -> None:
+    """Check that each pod may run on the node that a plan names, by the oracle alone."""
+    nodes, pods = {node.name: object_of(node) for node in snapshot.node_facts}, restore(snapshot).pods
+    for uid, node in used_nodes(plan):
+        spec = json.loads(pods[uid].controller_uid)
+        assert not depends_on_pods(spec)
+        if nodes:
+            assert may_run(spec, nodes[node])
+        else:
+            assert not requires_labels(spec)
+            assert node not in snapshot.closed_nodes
+    assert plan.goal.pod_uid or not set(plan.nodes) & set(snapshot.closed_nodes)
+
+
+@settings(max_examples=200, deadline=None)
+@given(clusters(), goals())
+def test_no_plan_names_node_that_pod_may_not_use(snapshot: Snapshot, goal: Goal) -> None:
+    plan = found(snapshot, goal)
+    if plan is not None:
+        check_nodes(snapshot, plan)
+
+
+def test_plans_serve_waiting_and_moving_pods_with_rules() -> None:
+    """The checks above are not empty: each of these was left out where labels were unknown."""
+    served = Counter[str]()
+    for seed in range(300):
+        snapshot = make_cluster(seed)
+        plan = find_plan(snapshot, Goal("big"))
+        if not isinstance(plan, Plan):
+            continue
+        check_nodes(snapshot, plan)
+        for uid, node in used_nodes(plan):
+            whose = "waiting" if uid == "big" else "moving"
+            served[f"{whose} selects"] += requires_labels(json.loads(restore(snapshot).pods[uid].controller_uid))
+            served[f"{whose} tolerates"] += node in snapshot.closed_nodes
+    assert min(served[f"{whose} {how}"] for whose in ("waiting", "moving") for how in ("selects", "tolerates")) >= 2, served
+
+
+@settings(max_examples=80, deadline=None)
+@given(clusters(), st.data())
+def test_plan_does_not_replay_after_a_node_was_cordoned(snapshot: Snapshot, data: st.DataObject) -> None:
+    plan = found(snapshot, Goal("big"))
+    if plan is None or not snapshot.node_facts:
+        return
+    cordoned = data.draw(st.sampled_from([node for _, node in used_nodes(plan)]))
+    facts = tuple(replace(node, taints=(*node.taints, CORDONED)) if node.name == cordoned else node for node in snapshot.node_facts)
+    later = msgspec.structs.replace(snapshot, node_facts=facts)
+    with pytest.raises(CertificateError):
+        certify(later, plan)
+    other = find_plan(later, Goal("big"))
+    assert not isinstance(other, Plan) or cordoned not in [node for _, node in used_nodes(other)]
 
 
 @settings(max_examples=100, deadline=None)

@@ -16,6 +16,7 @@ from aliquot.contract.gpunode import GpuNode
 from aliquot.contract.model import Policy
 from aliquot.placement.demand import Demand, Shape
 from scheduler_plugin.core.cluster.budgets import Budget
+from scheduler_plugin.core.cluster.nodes import NodeFacts
 from scheduler_plugin.core.cluster.pods import PodFacts, Use
 from scheduler_plugin.core.score.cost import HostDemand, Weights
 
@@ -124,9 +125,11 @@ class Snapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds from the last event of the watch that is furthest behind to ``taken_at``; None if a watch had no event yet, or if it was not
     recorded."""
     budgets: tuple[Budget, ...] = ()
-    """The disruption budgets; only in snapshots for consolidation and what-if, as are the closed nodes."""
+    """The disruption budgets; only in snapshots for consolidation and what-if, as are the two fields below."""
     closed_nodes: tuple[str, ...] = ()
     """``ClusterState.closed_nodes``."""
+    node_facts: tuple[NodeFacts, ...] = ()
+    """Labels and taints of all nodes; empty where they are not read."""
 
 
 def snapshot_of(moment: Moment, rules: Rules, taken_at: float, generation: int | None = None, age_seconds: float | None = None) -> Snapshot:

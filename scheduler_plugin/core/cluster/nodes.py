@@ -12,6 +12,8 @@ from typing import Any, Final
 import msgspec
 
 HARD_EFFECTS: Final = ("NoSchedule", "NoExecute")
+_CONDITIONS: Final = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+"""Kubernetes begins its own taints with these: the node is cordoned, not ready, short of something, or new."""
 _MOST_ANSWERS: Final = 64
 """A tenant chooses the rules, and an answer names up to all nodes."""
 
@@ -22,6 +24,10 @@ class Taint(msgspec.Struct, frozen=True):
     key: str = ""
     value: str = ""
     effect: str = ""
+
+
+CORDONED: Final = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
+"""The taint of a node that takes no new pods (``spec.unschedulable``)."""
 
 
 class Toleration(msgspec.Struct, frozen=True):
@@ -36,7 +42,7 @@ class Toleration(msgspec.Struct, frozen=True):
         """Whether a pod with this toleration may run on a node with the taint."""
         if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
             return False
-        return self.operator == "Exists" or (bool(self.key) and self.value == taint.value)
+        return self.operator == "Exists" or (self.operator in ("", "Equal") and bool(self.key) and self.value == taint.value)
 
 
 class Expression(msgspec.Struct, frozen=True):
@@ -98,6 +104,11 @@ class NodeFacts:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether Kubernetes lets the node take new pods: it has no hard taint for its condition."""
+        return not any(taint.effect in HARD_EFFECTS and taint.key.startswith(_CONDITIONS) for taint in self.taints)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeRules:
@@ -108,6 +119,11 @@ class NodeRules:
     terms: tuple[NodeTerm, ...] | None = None
     """The required affinity: one of these terms must be met; None without one."""
     tolerations: tuple[Toleration, ...] = ()
+
+    @property
+    def selects(self) -> bool:
+        """Whether they require something of a node besides that its taints are tolerated."""
+        return bool(self.selector) or self.terms is not None
 
     def narrowed(self, labels: Mapping[str, str], tolerations: Iterable[Toleration] = ()) -> "NodeRules":
         """Return the rules of a pod that also requires these labels, and has these tolerations too."""
@@ -163,6 +179,19 @@ class NodeDirectory:
     def knows(self, name: str) -> bool:
         """Whether a node exists."""
         return name in self._nodes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no labels and taints are known: they are not read, or no node was listed yet."""
+        return not self._nodes
+
+    def all(self) -> tuple[NodeFacts, ...]:
+        """Return all nodes."""
+        return tuple(self._nodes.values())
+
+    def are_ready(self, names: Iterable[str]) -> frozenset[str]:
+        """Return those of some nodes that take new pods."""
+        return frozenset(name for name in names if name in self._nodes and self._nodes[name].is_ready)
 
     def allowed(self, rules: NodeRules) -> frozenset[str]:
         """Return the names of the nodes that a pod with these rules may use."""

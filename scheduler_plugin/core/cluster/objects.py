@@ -18,7 +18,7 @@ from aliquot.contract import units
 from aliquot.contract.model import ContainerSpec, Pod
 from scheduler_plugin.core.cluster.budgets import Budget
 from scheduler_plugin.core.cluster.extended import ExtendedAsk, is_extended
-from scheduler_plugin.core.cluster.nodes import NodeRules, Toleration, rules_from
+from scheduler_plugin.core.cluster.nodes import CORDONED, HARD_EFFECTS, NodeFacts, NodeRules, Taint, Toleration, rules_from
 from scheduler_plugin.core.cluster.pods import SUCCEEDED, PodFacts, PodTerm, asks_gpu
 from scheduler_plugin.core.cluster.selectors import Operator, Requirement, Selector, exactly
 
@@ -265,18 +265,11 @@ class NodeMetadata(msgspec.Struct):
     labels: dict[str, str] | None = None
 
 
-class Taint(msgspec.Struct):
-    """A taint of a node."""
-
-    key: str = ""
-    value: str = ""
-    effect: str = ""
-
-
 class NodeSpec(msgspec.Struct):
     """The spec of a node."""
 
     taints: list[Taint] | None = None
+    unschedulable: bool = False
 
 
 class NodeObject(msgspec.Struct):
@@ -417,13 +410,13 @@ def _gpu_facts(item: PodObject) -> _GpuFacts:
     return _GpuFacts(
         needs_preparing,
         _failure(item.status) if needs_preparing else "",
-        depends_on_more and not spec.node_name,
+        depends_on_more,
         not spec.node_name and _prefers(spec),
         _controller(metadata),
         _seconds(item.status.start_time),
         _seconds(metadata.creation_timestamp),
         depends_on_more or _selects_nodes(spec),
-        _node_rules(spec) if _selects_nodes(spec) and not spec.node_name else None,
+        _node_rules(spec),
         any(one.key not in _TOLERATED for one in spec.tolerations or ()),
     )
 
@@ -497,8 +490,18 @@ def has_soft_taint(item: NodeObject) -> bool:
 
 def is_closed(item: NodeObject) -> bool:
     """Whether a pod needs a toleration for the node, other than the one for GPU nodes: it is cordoned, not ready, or reserved."""
-    hard = (taint for taint in item.spec.taints or () if taint.effect in ("NoSchedule", "NoExecute"))
-    return any(taint.key != _GPU_TAINT for taint in hard)
+    return any(taint.effect in HARD_EFFECTS and taint.key != _GPU_TAINT for taint in _taints(item))
+
+
+def node_facts(item: NodeObject) -> NodeFacts:
+    """Return all labels and taints of a node."""
+    return NodeFacts(item.metadata.name, item.metadata.labels or {}, _taints(item))
+
+
+def _taints(item: NodeObject) -> tuple[Taint, ...]:
+    """Return the taints of a node. A controller adds the one of a cordoned node some time after kube-scheduler obeys the field."""
+    taints = tuple(item.spec.taints or ())
+    return (*taints, CORDONED) if item.spec.unschedulable and CORDONED not in taints else taints
 
 
 @lru_cache(maxsize=_CACHED_QUANTITIES)

@@ -61,8 +61,8 @@ class PodFacts:
     failure: str = ""
     """kube-scheduler's message on the latest failed attempt, for a pod that needs preparing."""
     is_picky: bool = False
-    """Whether it asks for GPUs, is not bound yet, and kube-scheduler checks more for it than CPU, RAM, the number of pods and GPU shares:
-    host ports, volumes, claims, other resources, required pod affinity or anti-affinity, or a required topology spread."""
+    """Whether it asks for GPUs, and kube-scheduler checks more for it than ``nodes``, CPU, RAM, the number of pods and GPU shares: host
+    ports, volumes, claims, other resources, required pod affinity or anti-affinity, or a required topology spread."""
     repels: bool = False
     """Whether it has a required anti-affinity, which keeps other pods off its node."""
     prefers: bool = False
@@ -82,10 +82,10 @@ class PodFacts:
     created_at: float | None = None
     """When a pod with GPUs was created, in seconds since 1970; None if unknown."""
     is_confined: bool = False
-    """Whether it asks for GPUs, and kube-scheduler checks for it what is not known here: a node selector, a required affinity to nodes, or
-    what ``is_picky`` lists."""
+    """Whether it asks for GPUs, and kube-scheduler checks for it what is not known without the labels of nodes: a node selector, a required
+    affinity to nodes, or what ``is_picky`` lists."""
     nodes: NodeRules | None = None
-    """Which nodes it requires, if it asks for GPUs and is not bound yet; None for any node."""
+    """Which nodes it may use, if it asks for GPUs; None if that was not recorded."""
     tolerates: bool = False
     """Whether it asks for GPUs, and may run on nodes with taints other than the one for GPU nodes."""
     is_preempted: bool = False

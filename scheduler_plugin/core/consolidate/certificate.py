@@ -17,7 +17,8 @@ from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.consolidate.plan import Move, Plan, Trial, replacement_of, seat_uid
 
-VERSION: Final = 1
+VERSION: Final = 2
+"""Version 1 had no labels and taints of nodes."""
 
 
 class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,6 +91,8 @@ def _check_pods(trial: Trial, plan: Plan, goal: PodFacts | None) -> None:
     """Check that each pod is where the plan says, and may move."""
     if len({move.pod_uid for move in plan.moves}) != len(plan.moves):
         raise CertificateError("a pod moves twice")
+    if closed := [node for node in plan.nodes if goal is None and not trial.is_open(node)]:
+        raise CertificateError(f"node {closed[0]} cannot count as whole: a taint closes it, or its GPU use is unknown")
     for number, move in enumerate(plan.moves, 1):
         if why := _refusal(trial, plan, goal, move):
             raise CertificateError(f"move {number}: {move.pod} {why}")

@@ -16,8 +16,10 @@ from aliquot.placement.request import RequestError
 from scheduler_plugin.core.cluster.budgets import Budgets
 from scheduler_plugin.core.cluster.durations import parse_duration
 from scheduler_plugin.core.cluster.gang import gang_of_pod
+from scheduler_plugin.core.cluster.nodes import NodeDirectory
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState
+from scheduler_plugin.core.consolidate.reach import unknown_because
 
 BEST_EFFORT_PRIORITY: Final = -100_000
 """Of the PriorityClass aliquot-best-effort (deploy/daemonset/scheduler/priority-classes.yaml)."""
@@ -41,13 +43,15 @@ class AnnotationError(ValueError):
     """An annotation that cannot be read. The message says what was expected and what was found."""
 
 
-def staying_because(state: ClusterState, budgets: Budgets, pod: PodFacts, now: float, most_priority: int | None) -> str:
+def staying_because(
+    state: ClusterState, directory: NodeDirectory, budgets: Budgets, pod: PodFacts, now: float, most_priority: int | None
+) -> str:
     """Say why a bound pod with GPUs must not move; empty if it may.
 
     Args: now: seconds since 1970. most_priority: the priority of the pod that needs the room; None if no pod does.
     """
     annotations: Mapping[str, str] = {} if pod.gpu is None else pod.gpu.annotations
-    if (unwilling := _unwilling(pod, annotations)) or (tied := _tied(state, budgets, pod)):
+    if (unwilling := _unwilling(pod, annotations)) or (tied := _tied(state, directory, budgets, pod)):
         return unwilling or tied
     if most_priority is not None and pod.priority > most_priority:
         return "more important than the waiting pod"
@@ -69,14 +73,14 @@ def _unwilling(pod: PodFacts, annotations: Mapping[str, str]) -> str:
     return ""
 
 
-def _tied(state: ClusterState, budgets: Budgets, pod: PodFacts) -> str:
+def _tied(state: ClusterState, directory: NodeDirectory, budgets: Budgets, pod: PodFacts) -> str:
     """Say what keeps a pod at its place."""
     if pod.deletion_requested:
         return "it is ending"
     if gang_of_pod(pod) is not None:
         return "member of a gang"
-    if pod.is_confined:
-        return "its node selector, affinity, volumes or ports are known to kube-scheduler only"
+    if unknown := unknown_because(pod, directory):
+        return unknown
     gpu = state.gpu_node(pod.node_name)
     devices = set() if gpu is None else {entry.device.uuid for entry in gpu.devices}
     if not devices.issuperset(state.footprint_of(pod.uid)):

@@ -22,11 +22,13 @@ import numpy as np
 from aliquot import contract
 from scheduler_plugin.core.cluster.budgets import Budgets
 from scheduler_plugin.core.cluster.hold_uids import holds_of
-from scheduler_plugin.core.cluster.journal import Rules, Snapshot
+from scheduler_plugin.core.cluster.journal import Snapshot
+from scheduler_plugin.core.cluster.nodes import NodeDirectory
 from scheduler_plugin.core.cluster.pods import PodFacts, Use
 from scheduler_plugin.core.cluster.reasons import NodeReason
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.consolidate.movable import gpus_of, lost_gpu_seconds, staying_because
+from scheduler_plugin.core.consolidate.reach import Reach, unknown_because
 from scheduler_plugin.core.explain.replay import restore
 from scheduler_plugin.core.fit.judge import best_row, curable
 from scheduler_plugin.core.fit.kube_filters import host_has_room
@@ -130,11 +132,13 @@ def replacement_of(pod: PodFacts) -> PodFacts:
 class Trial:
     """A state on which moves are tried; it belongs to the trial, or every change is undone."""
 
-    def __init__(self, state: ClusterState, planner: Planner, budgets: Budgets, now: float) -> None:
-        """Args: now: seconds since 1970."""
+    def __init__(self, state: ClusterState, planner: Planner, budgets: Budgets, now: float, directory: NodeDirectory | None = None) -> None:
+        """Args: now: seconds since 1970. directory: labels and taints of nodes; None or empty if they are unknown."""
         self.state = state
         self.planner = planner
         self.budgets = budgets
+        self.directory = NodeDirectory() if directory is None else directory
+        self._reach = Reach(state, self.directory)
         self._now = now
         held = set(holds_of(state.reservations))
         self._expected = Counter(one.node for uid, one in state.reservations.items() if one.footprint and uid not in held)
@@ -145,35 +149,44 @@ class Trial:
         """Rebuild the state of a snapshot. Raises SnapshotError."""
         state, budgets = restore(snapshot), Budgets()
         budgets.replace(snapshot.budgets)
-        rules: Rules = snapshot.rules
-        return cls(state, Planner(state, Shapes(state, rules.weights), rules.default_policy), budgets, snapshot.taken_at)
+        directory, rules = NodeDirectory(), snapshot.rules
+        for node in snapshot.node_facts:
+            directory.put(node)
+        return cls(state, Planner(state, Shapes(state, rules.weights), rules.default_policy), budgets, snapshot.taken_at, directory)
 
     # --- single steps ---
 
     def staying_because(self, pod: PodFacts, most_priority: int | None) -> str:
         """Say why a pod must not move; empty if it may."""
-        return staying_because(self.state, self.budgets, pod, self._now, most_priority)
+        return staying_because(self.state, self.directory, self.budgets, pod, self._now, most_priority)
+
+    def may_use(self, pod: PodFacts, node: str) -> bool:
+        """Whether a pod that waits or moves may use a node, as far as its rules about nodes are concerned."""
+        return node in self._reach.nodes_for(pod)
+
+    def is_open(self, node: str) -> bool:
+        """Whether a node counts as a whole node: no taint closes it, and all its GPU use is known."""
+        return node in self._reach.open
 
     def reserve_place(self, pod: PodFacts, node: str, ending: Iterable[str], expires_at: float = inf) -> bool:
         """Reserve room for the waiting pod as if the ending pods were gone; return whether there is any."""
         with self.state.without_all([pod.uid, *ending]):
-            if not self._is_open(node, HostDemand(pod.cpu_milli, pod.memory_mib)):
+            if not self._takes(pod, node):
                 return False
         with self.state.without_all(ending):
             return not self.planner.reserve_on(pod, node, expires_at)
 
     def reserve_seat(self, replacement: PodFacts, node: str, expires_at: float = inf) -> bool:
         """Reserve room for a replacement beside all pods and reservations; return whether there is any."""
-        demand = HostDemand(replacement.cpu_milli, replacement.memory_mib)
-        return self._is_open(node, demand) and not self.planner.reserve_on(replacement, node, expires_at)
+        return self._takes(replacement, node) and not self.planner.reserve_on(replacement, node, expires_at)
 
-    def _is_open(self, node: str, demand: HostDemand) -> bool:
-        """Whether a node takes pods without special tolerations, and has the CPU and RAM, and all its GPU use is known."""
+    def _takes(self, pod: PodFacts, node: str) -> bool:
+        """Whether a pod may use a node that has the CPU and RAM, and of which all GPU use is known."""
         row = self.state.row_of(node)
-        if row is None or node in self.state.closed_nodes:
+        if row is None or not self.may_use(pod, node):
             return False
         self.state.columns.derive()
-        return bool(host_has_room(self.state.columns, np.array([row]), demand)[0])
+        return bool(host_has_room(self.state.columns, np.array([row]), HostDemand(pod.cpu_milli, pod.memory_mib))[0])
 
     # --- the search ---
 
@@ -182,13 +195,14 @@ class Trial:
         shape = self.planner.shape_of(pod)
         if shape is None:
             return NoPlan("the pod asks for no GPU, or its request is invalid")
-        if pod.is_confined:
-            return NoPlan("its node selector, affinity, volumes or ports are known to kube-scheduler only")
-        if free := self._seats_for(shape, frozenset()):
-            return NoPlan(f"it fits on node {free[0]} without a move, as far as GPUs, CPU and RAM are concerned")
+        if unknown := unknown_because(pod, self.directory):
+            return NoPlan(unknown)
+        usable = self._reach.nodes_for(pod)
+        if free := self._seats_for(shape, usable):
+            return NoPlan(f"it fits on node {free[0]} without a move, as far as GPUs, CPU, RAM, node labels and taints are concerned")
         best: Plan | None = None
         found: Counter[str] = Counter()
-        for node, split in self._candidates(pod, shape):
+        for node, split in self._candidates(pod, shape, usable):
             plan = self._on_node(pod, node, split, best)
             if isinstance(plan, Plan):
                 best = plan
@@ -196,7 +210,8 @@ class Trial:
                 found[plan] += 1
         if best is not None:
             return best
-        return NoPlan("no node can be freed by moves" if found else "no node is large enough, also without other pods", dict(found))
+        too_small = "no node that it may use is large enough, also without other pods"
+        return NoPlan("no node can be freed by moves" if found else too_small, dict(found))
 
     def for_whole_nodes(self, count: int) -> Plan | NoPlan:
         """Find moves after which this many nodes have no pod on their GPUs; nodes that are free already count."""
@@ -219,17 +234,16 @@ class Trial:
         return Plan(Goal(whole_nodes=count), tuple(freed), tuple(moves))
 
     def _used_nodes(self, empty: Collection[str]) -> list[tuple[str, _Split]]:
-        """Return the other nodes with their pods; the least work first."""
-        used = [node.name for node in self.state.gpu_nodes() if node.name not in empty]
+        """Return the other open nodes with their pods; the least work first."""
+        used = [node.name for node in self.state.gpu_nodes() if self.is_open(node.name) and node.name not in empty]
         return self._least_work_first((name, self._split(name, None)) for name in used)
 
-    def _candidates(self, pod: PodFacts, shape: PodShape) -> list[tuple[str, _Split]]:
-        """Return the nodes that would take the pod without others, with their pods; the least work first."""
+    def _candidates(self, pod: PodFacts, shape: PodShape, usable: frozenset[str]) -> list[tuple[str, _Split]]:
+        """Return the usable nodes that would take the pod without others, with their pods; the least work first."""
         verdict = self.planner.shapes.verdict(shape)
         rows = np.arange(len(verdict.reason))
         possible = rows[curable(verdict, rows) | (verdict.reason == NodeReason.FITS.value)]
-        unusable = self._unusable()
-        names = [self.state.names[row] for row in possible.tolist() if self.state.names[row] not in unusable]
+        names = [self.state.names[row] for row in possible.tolist() if self.state.names[row] in usable]
         splits = [(name, self._split(name, pod.priority)) for name in names]
         return self._least_work_first(splits)[:MAX_NODES]
 
@@ -303,7 +317,7 @@ class Trial:
         for pod in sorted(ending, key=lambda pod: (-gpus_of(self.state, pod), pod.uid)):
             replacement = replacement_of(pod)
             shape = self.planner.shape_of(replacement)
-            nodes = [] if shape is None else self._seats_for(shape, closed, replacement.uid)
+            nodes = [] if shape is None else self._seats_for(shape, self._reach.nodes_for(replacement) - closed, replacement.uid)
             node = next((node for node in nodes if self.reserve_seat(replacement, node)), "")
             if not node:
                 self._release(moves)
@@ -312,24 +326,18 @@ class Trial:
             moves.append(Move(pod.uid, f"{pod.namespace}/{pod.name}", pod.node_name, node, seat, weight.gpus, weight.lost))
         return moves
 
-    def _seats_for(self, shape: PodShape, excluded: frozenset[str], uid: str = "") -> list[str]:
-        """Return the nodes with free room for a shape, the best first, and not many."""
+    def _seats_for(self, shape: PodShape, usable: frozenset[str], uid: str = "") -> list[str]:
+        """Return the usable nodes with free room for a shape, the best first, and not many."""
         verdict = self.planner.shapes.verdict(shape)
         rows = np.flatnonzero(verdict.reason == NodeReason.FITS.value)
         rows = rows[host_has_room(self.state.columns, rows, shape.demand)]
-        barred = excluded | self._unusable()
-        rows = rows[[self.state.names[row] not in barred for row in rows.tolist()]] if len(rows) else rows
+        rows = rows[[self.state.names[row] in usable for row in rows.tolist()]] if len(rows) else rows
         nodes: list[str] = []
         while len(rows) and len(nodes) < MAX_SEATS_TRIED:
             row = best_row(self.planner.shapes, verdict, rows, uid)
             nodes.append(self.state.names[row])
             rows = rows[rows != row]
         return nodes
-
-    def _unusable(self) -> frozenset[str]:
-        """Return the nodes where use is unknown, or that taints close."""
-        unknown = (self.state.pods[uid].node_name for uid in self.state.unaccounted if uid in self.state.pods)
-        return frozenset((*unknown, *self.state.closed_nodes))
 
     def _release(self, moves: Iterable[Move]) -> None:
         for move in moves:
@@ -346,7 +354,7 @@ class Trial:
 
     def _is_empty(self, node: str) -> bool:
         split = self._split(node, None)
-        return not split.movable and not split.staying and node not in self._unusable()
+        return not split.movable and not split.staying and self.is_open(node)
 
     def _weight(self, pod: PodFacts) -> _Weight:
         return _Weight(lost_gpu_seconds(self.state, pod, self._now), gpus_of(self.state, pod))

@@ -3,9 +3,11 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from scheduler_plugin.core.cluster.nodes import NodeDirectory, NodeFacts, Taint, Toleration, rules_of
+from scheduler_plugin.core.cluster.nodes import CORDONED, NodeDirectory, NodeFacts, Taint, Toleration, rules_of
+from scheduler_plugin.core.cluster.objects import NodeObject, is_closed, node_facts
 
 PLAIN = NodeFacts("plain")
 GOLD = NodeFacts("gold", {"pool": "gold", "size": "8"})
@@ -52,6 +54,7 @@ def allowed(spec: dict[str, Any]) -> set[str]:
         ({"tolerations": [{"key": "nvidia.com/gpu", "value": "present"}]}, {"plain", "gold", "soft", "gpu"}),
         ({"tolerations": [{"key": "nvidia.com/gpu", "value": "other"}]}, {"plain", "gold", "soft"}),
         ({"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"}]}, {"plain", "gold", "soft"}),
+        ({"tolerations": [{"key": "nvidia.com/gpu", "operator": "Lt", "value": "present"}]}, {"plain", "gold", "soft"}),
     ],
 )
 def test_pod_may_use_nodes(spec: dict[str, Any], names: set[str]) -> None:
@@ -63,6 +66,20 @@ def test_flavor_narrows_labels_and_adds_tolerations() -> None:
     assert rules.allow(GOLD)
     assert not rules.allow(GPU)
     assert rules_of({}).narrowed({}, (Toleration("nvidia.com/gpu", "Exists"),)).allow(GPU)
+
+
+@pytest.mark.parametrize("spec", [{"unschedulable": True}, {"unschedulable": True, "taints": [msgspec.to_builtins(CORDONED)]}])
+def test_cordoned_node_is_closed_also_before_its_taint_comes(spec: dict[str, Any]) -> None:
+    item = msgspec.convert({"metadata": {"name": "n"}, "spec": spec}, NodeObject)
+    assert is_closed(item)
+    assert node_facts(item) == NodeFacts("n", {}, (CORDONED,))
+
+
+def test_nodes_that_kubernetes_closes_are_not_ready() -> None:
+    directory = NodeDirectory()
+    for node in (*ALL, NodeFacts("full", {}, (Taint("node.kubernetes.io/disk-pressure", "", "NoSchedule"),))):
+        directory.put(node)
+    assert directory.are_ready(["plain", "gpu", "soft", "gone", "full", "unknown"]) == {"plain", "gpu", "soft"}
 
 
 def test_directory_counts_changes_only() -> None:

@@ -168,7 +168,8 @@ PREFERRED = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}
     ids=str,
 )
 def test_for_some_pods_kube_scheduler_looks_at_more_than_amounts(spec):
-    assert facts(**({"containers": [container(limits=GPU)]} | spec)).is_picky
+    waiting, bound = (facts(**({"containers": [container(limits=GPU)], "nodeName": node} | spec)) for node in ("", "a"))
+    assert (waiting.is_picky, bound.is_picky) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -189,8 +190,9 @@ def test_for_others_it_looks_at_amounts_alone(spec):
 @pytest.mark.parametrize(
     ("spec", "allowed"),
     [
-        ({}, None),
-        ({"affinity": {"nodeAffinity": PREFERRED}}, None),
+        ({}, "ab"),
+        ({"affinity": {"nodeAffinity": PREFERRED}}, "ab"),
+        ({"tolerations": [{"key": "new", "operator": "Exists"}]}, "abc"),
         ({"nodeSelector": {"pool": "b"}}, "b"),
         ({"nodeSelector": {"pool": "c"}}, ""),
         ({"nodeSelector": {"pool": "c"}, "tolerations": [{"key": "new", "operator": "Exists"}]}, "c"),
@@ -199,13 +201,13 @@ def test_for_others_it_looks_at_amounts_alone(spec):
     ],
     ids=str,
 )
-def test_nodes_that_waiting_pod_with_gpus_requires_are_known(spec, allowed):
+def test_nodes_that_pod_with_gpus_may_use_are_known(spec, allowed):
     directory = NodeDirectory()
     for pool in "abc":
         directory.put(NodeFacts(pool, {"pool": pool}, (Taint("new", effect="NoSchedule"),) if pool == "c" else ()))
-    rules = facts(containers=[container(limits=GPU)], **spec).nodes
-    assert (None if rules is None else directory.allowed(rules)) == (None if allowed is None else set(allowed))
-    assert facts(containers=[container(limits=GPU)], nodeName="a", **spec).nodes is None
+    waiting, bound = (facts(containers=[container(limits=GPU)], nodeName=node, **spec).nodes for node in ("", "a"))
+    assert waiting == bound
+    assert directory.allowed(waiting) == set(allowed)
     assert facts(containers=[container()], **spec).nodes is None
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from aliquot import contract
 from scheduler_plugin.core.cluster.budgets import Budget, Budgets
+from scheduler_plugin.core.cluster.nodes import NodeDirectory
 from scheduler_plugin.core.cluster.pods import PodFacts
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.consolidate.movable import BEST_EFFORT_PRIORITY, AnnotationError, lost_gpu_seconds, seconds_of, staying_because
@@ -36,7 +37,7 @@ def bound(annotations: dict[str, str] | None = None, *, priority: int = 0, mib: 
 def staying(state: ClusterState, pod: PodFacts, *budgets: Budget, most_priority: int | None = None) -> str:
     known = Budgets()
     known.replace(budgets)
-    return staying_because(state, known, pod, NOW, most_priority)
+    return staying_because(state, NodeDirectory(), known, pod, NOW, most_priority)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,8 @@ def staying(state: ClusterState, pod: PodFacts, *budgets: Budget, most_priority:
         pytest.param({}, {"controller_kind": "DaemonSet"}, "no controller recreates it elsewhere", id="daemon set"),
         pytest.param({}, {"controller_kind": "Node"}, "no controller recreates it elsewhere", id="static pod"),
         pytest.param({}, {"deletion_requested": True}, "it is ending", id="ending"),
-        pytest.param({}, {"is_confined": True}, "known to kube-scheduler only", id="node selector"),
+        pytest.param({}, {"is_picky": True, "is_confined": True}, "known to kube-scheduler only", id="volume or port"),
+        pytest.param({}, {"is_confined": True}, "requires labels of its node", id="node selector without labels"),
         pytest.param({contract.ANNOTATION_GANG: "g", contract.ANNOTATION_GANG_MIN: "1"}, {}, "gang", id="gang"),
         pytest.param({contract.ANNOTATION_MIN_RUNTIME: "10h"}, {}, "", id="ran exactly long enough"),
         pytest.param({contract.ANNOTATION_MIN_RUNTIME: "11h"}, {}, "runs for less", id="ran too short"),

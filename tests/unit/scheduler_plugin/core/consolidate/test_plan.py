@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans on small clusters that show one rule each; tests/property/test_consolidate.py checks random ones."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from aliquot import contract
 from aliquot.contract.model import Policy
 from scheduler_plugin.core.cluster.journal import Rules, Snapshot, snapshot_of
+from scheduler_plugin.core.cluster.nodes import CORDONED, NodeFacts, Taint
 from scheduler_plugin.core.cluster.state import ClusterState
 from scheduler_plugin.core.consolidate.certificate import certify, check
 from scheduler_plugin.core.consolidate.plan import MAX_MOVES, Goal, NoPlan, Plan, find_plan
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS
+from tests.fakes.node_rules import PICKY, REQUIRED, Object, with_rules
 from tests.unit.scheduler_plugin.builders import make_node, make_pod, make_share
 
 HOUR = 3600.0
 NOW = 1000 * HOUR
+PREFERS: Object = {"affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}}}
 
 
 class Scene:
@@ -24,23 +29,38 @@ class Scene:
 
     def __init__(self, nodes: int, gpus: int = 2) -> None:
         self.state = ClusterState()
+        self.labelled: list[NodeFacts] = []
+        """Labels and taints of all nodes; empty if the scheduler does not read them."""
         for number in range(1, nodes + 1):
             self.state.set_gpu_node(make_node(f"n{number}", gpus))
             self.state.set_host(f"n{number}", 16_000, 64_000)
 
-    def run(self, node: str, minor: int, mib: int = 1000, *, hours: float = 1, movable: bool = True) -> str:
-        """Run a pod on one GPU; return its UID."""
+    def label(self, *pools: str, taints: Mapping[str, tuple[Taint, ...]] | None = None) -> None:
+        """Give the nodes n1, n2 and so on a label ``pool`` each, and some of them taints."""
+        for number, pool in enumerate(pools, 1):
+            name = f"n{number}"
+            self.labelled.append(NodeFacts(name, {"pool": pool}, (taints or {}).get(name, ())))
+            self.state.set_closed(name, closed=name in (taints or {}))
+
+    def run(self, node: str, minor: int, mib: int = 1000, *, hours: float = 1, movable: bool = True, spec: Object | None = None) -> str:
+        """Run a pod on one GPU; return its UID. Args: spec: its rules about nodes."""
         uid = f"{node}-{minor}-{len(self.state.pods)}"
         annotations = {contract.ANNOTATION_MOVABLE: "true"} if movable else {}
         shares = {"main": [make_share(node, minor, mib)]}
         pod = make_pod(uid, node=node, annotations=annotations, shares=shares, vgpu="1", vgpu_memory=str(mib))
         started = NOW - hours * HOUR
-        self.state.set_pod(replace(pod, controller_uid="rs", controller_kind="ReplicaSet", started_at=started))
+        pod = replace(pod, controller_uid="rs", controller_kind="ReplicaSet", started_at=started)
+        self.state.set_pod(with_rules(pod, spec or {}))
         return uid
 
     def plan(self, gpus: int = 2, **facts: Any) -> Plan | NoPlan:
         """Plan for a pod with this many whole GPUs; a plan must have a certificate that replays."""
         self.state.set_pod(replace(make_pod("big", vgpu=str(gpus), vgpu_memory=str(1000 * gpus)), **facts))
+        return self._checked(Goal("big"))
+
+    def plan_with(self, spec: Object) -> Plan | NoPlan:
+        """Plan for a pod with two whole GPUs and these rules about nodes."""
+        self.state.set_pod(with_rules(make_pod("big", vgpu="2", vgpu_memory="2000"), spec))
         return self._checked(Goal("big"))
 
     def whole(self, count: int) -> Plan | NoPlan:
@@ -54,7 +74,9 @@ class Scene:
         return found
 
     def snapshot(self) -> Snapshot:
-        return snapshot_of(self.state.moment(), Rules(Policy.FRAG, DEFAULT_WEIGHTS), NOW)
+        taken = snapshot_of(self.state.moment(), Rules(Policy.FRAG, DEFAULT_WEIGHTS), NOW)
+        closed = tuple(sorted(self.state.closed_nodes))
+        return msgspec.structs.replace(taken, closed_nodes=closed, node_facts=tuple(self.labelled))
 
 
 def moves(found: Plan | NoPlan) -> list[tuple[str, str]]:
@@ -104,15 +126,19 @@ def test_closed_node_neither_frees_nor_seats() -> None:
     scene = Scene(2)
     scene.run("n1", 0)
     scene.run("n2", 0)
+    assert isinstance(scene.plan(), Plan)
     scene.state.set_closed("n2", closed=True)
-    open_snapshot = scene.plan()
-    assert isinstance(open_snapshot, Plan)  # a bare snapshot does not have the closed nodes
+    assert isinstance(scene.plan(), NoPlan)
 
-    def closed() -> Snapshot:
-        taken = Scene.snapshot(scene)
-        return Snapshot(**{name: getattr(taken, name) for name in taken.__struct_fields__} | {"closed_nodes": ("n2",)})
 
-    assert isinstance(find_plan(closed(), Goal("big")), NoPlan)
+def test_closed_empty_node_is_no_whole_node() -> None:
+    scene = Scene(2)
+    scene.run("n1", 0, movable=False)
+    assert isinstance(scene.whole(1), Plan)
+    scene.state.set_closed("n2", closed=True)
+    found = scene.whole(1)
+    assert isinstance(found, NoPlan)
+    assert found.nodes == {"not marked aliquot.dev/movable: true": 1}
 
 
 def test_pod_that_fits_already_gets_no_moves() -> None:
@@ -121,13 +147,89 @@ def test_pod_that_fits_already_gets_no_moves() -> None:
     assert found.sentence.startswith("it fits on node n1 without a move")
 
 
-def test_pod_with_node_selector_gets_no_plan() -> None:
+POOL_B: Object = {"nodeSelector": {"pool": "b"}}
+IN_A: Object = {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [
+    {"key": "pool", "operator": "In", "values": ["a"]}]}]}}}}  # fmt: skip
+DEDICATED = (Taint("dedicated", "team", "NoSchedule"),)
+TOLERATES: Object = {"tolerations": [{"key": "dedicated", "value": "team", "effect": "NoSchedule"}]}
+
+
+def test_waiting_pod_with_node_selector_gets_plan_on_its_nodes() -> None:
+    scene = Scene(3)
+    scene.run("n1", 0, hours=1)
+    expensive = scene.run("n2", 0, hours=9)
+    scene.run("n3", 0, hours=1)
+    assert isinstance(without := scene.plan_with(POOL_B), NoPlan)
+    assert "requires labels of its node" in without.sentence
+    scene.label("a", "b", "a")
+    found = scene.plan_with(POOL_B)
+    assert isinstance(found, Plan)
+    assert (found.nodes, [move.pod_uid for move in found.moves]) == (("n2",), [expensive])
+
+
+def test_pod_moves_only_to_node_that_its_rules_allow() -> None:
+    scene = Scene(3)
+    moving = scene.run("n1", 0, spec=IN_A)
+    scene.run("n2", 0, hours=5, movable=False)
+    scene.run("n3", 0, hours=5, movable=False)
+    assert isinstance(without := scene.plan(), NoPlan)
+    assert without.nodes["it requires labels of its node, which the scheduler reads only with featureGates: Consolidation=true"] == 1
+    scene.label("a", "b", "a")
+    assert moves(scene.plan()) == [(moving, "n3")]
+    scene.labelled[2] = NodeFacts("n3", {"pool": "b"})
+    assert isinstance(found := scene.plan(), NoPlan)
+    assert found.nodes["a pod that would have to move has no seat elsewhere"] == 1
+
+
+@pytest.mark.parametrize("spec", [TOLERATES, {}], ids=["tolerates", "does not"])
+def test_pod_moves_to_tainted_node_only_if_it_tolerates_it(spec: Object) -> None:
     scene = Scene(2)
+    scene.label("a", "a", taints={"n2": DEDICATED})
+    moving = scene.run("n1", 0, spec=spec)
+    found = scene.plan_with({})
+    assert (moves(found) == [(moving, "n2")]) if spec else isinstance(found, NoPlan)
+
+
+def test_waiting_pod_gets_plan_on_tainted_node_only_if_it_tolerates_it() -> None:
+    scene = Scene(2)
+    scene.label("a", "a", taints={"n2": DEDICATED})
+    scene.run("n1", 0, movable=False)
+    moving = scene.run("n2", 0)
+    assert moves(scene.plan_with(TOLERATES)) == [(moving, "n1")]
+    assert isinstance(scene.plan_with({}), NoPlan)
+
+
+def test_node_under_drain_takes_no_pod_whatever_it_tolerates() -> None:
+    scene = Scene(2)
+    scene.label("a", "a")
+    scene.run("n1", 0, spec={"tolerations": [{"operator": "Exists", "key": "", "effect": ""}]})
+    scene.run("n2", 0, hours=5, movable=False)
+    assert isinstance(scene.plan_with({}), Plan)
+    scene.labelled[1] = NodeFacts("n2", {}, (CORDONED,))
+    assert isinstance(scene.plan_with({}), NoPlan)
+
+
+@pytest.mark.parametrize("spec", [*PICKY, {"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone"}]}], ids=str)
+def test_pod_with_rules_about_other_pods_neither_waits_nor_moves(spec: Object) -> None:
+    scene = Scene(2)
+    scene.label("a", "a")
     scene.run("n1", 0)
     scene.run("n2", 0)
-    found = scene.plan(is_confined=True)
-    assert isinstance(found, NoPlan)
-    assert "node selector" in found.sentence
+    assert isinstance(scene.plan_with({}), Plan)
+    assert isinstance(waiting := scene.plan_with(spec), NoPlan)
+    assert waiting.sentence.endswith("rules about other pods are known to kube-scheduler only")
+    for uid in ("n1-0-0", "n2-0-1"):
+        scene.state.set_pod(with_rules(scene.state.pods[uid], spec))
+    assert isinstance(moving := scene.plan_with({}), NoPlan)
+    assert moving.nodes == {waiting.sentence: 2}
+
+
+@pytest.mark.parametrize("spec", [{"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]}, PREFERS], ids=str)
+def test_pod_with_preferences_about_other_pods_is_served(spec: Object) -> None:
+    scene = Scene(2)
+    scene.run("n1", 0, spec=spec)
+    scene.run("n2", 0, spec=spec)
+    assert isinstance(scene.plan_with(spec), Plan)
 
 
 def test_cpu_of_seats_is_counted() -> None:
