@@ -7,10 +7,12 @@ import msgspec
 import pytest
 
 from aliquot.contract.model import Allocation
+from scheduler_plugin.core.cluster.nodes import CORDONED, NodeFacts
 from scheduler_plugin.errors import NotReadyError
 from scheduler_plugin.services.cluster_watch import Source
+from scheduler_plugin.services.explainer import Explainer
 from scheduler_plugin.settings import Settings
-from scheduler_plugin.wiring.cluster import Cluster, make_cluster
+from scheduler_plugin.wiring.cluster import Cluster, decode_full_host, make_cluster
 from scheduler_plugin.wiring.leaders import Leaders, make_leaders
 from tests.unit.scheduler_plugin.builders import make_node
 from tests.unit.scheduler_plugin.claim_builders import slice_of
@@ -18,7 +20,7 @@ from tests.unit.scheduler_plugin.claim_builders import slice_of
 GATE = "--feature-gates=DynamicResourceAllocation=true"
 
 
-@pytest.mark.parametrize("gate", ["AdmissionCheck", "Backfill", "DynamicResourceAllocation"])
+@pytest.mark.parametrize("gate", ["AdmissionCheck", "Backfill", "Consolidation", "DynamicResourceAllocation"])
 def test_labels_and_taints_of_nodes_are_read_for_what_needs_them(gate: str):
     node = msgspec.Raw(b'{"metadata":{"name":"n","labels":{"pool":"a"}}}')
 
@@ -29,6 +31,16 @@ def test_labels_and_taints_of_nodes_are_read_for_what_needs_them(gate: str):
         return decode(node).facts is not None
 
     assert (reads_facts(), reads_facts(f"--feature-gates={gate}=true")) == (False, True)
+
+
+def test_labels_that_the_watch_receives_are_in_snapshots():
+    node = msgspec.Raw(b'{"metadata":{"name":"n","labels":{"pool":"a"}},"spec":{"unschedulable":true}}')
+    with mock.patch("scheduler_plugin.wiring.cluster.Stream"):
+        cluster = make_cluster(Settings.load(["--webhook-address="], {}), mock.Mock())
+    cluster.watch.hosts.changed(decode_full_host(node))
+    taken = Explainer(cluster.context, cluster.rules, lambda: 0.0).full_snapshot()
+    assert taken.node_facts == (NodeFacts("n", {"pool": "a"}, (CORDONED,)),)
+    assert taken.closed_nodes == ("n",)
 
 
 def replica(allocation: Allocation, *flags: str) -> tuple[Cluster, Leaders]:

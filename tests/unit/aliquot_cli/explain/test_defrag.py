@@ -15,6 +15,7 @@ from aliquot_cli.__main__ import main
 from aliquot_cli.errors import AccessError
 from aliquot_cli.explain import defrag
 from aliquot_cli.explain.scheduler import SchedulerAccess
+from tests.fakes.node_rules import with_rules
 from tests.unit.scheduler_plugin.builders import make_pod
 from tests.unit.scheduler_plugin.core.consolidate.test_plan import Scene
 
@@ -130,6 +131,18 @@ def test_without_plan_says_why_for_each_node(scene: Scene, tmp_path: Path) -> No
         "team/pod-big: no plan: no node can be freed by moves",
         "       2  not marked aliquot.dev/movable: true",
     ]
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_pod_with_node_selector_gets_plan_or_the_missing_gate(scene: Scene, tmp_path: Path, reads: bool) -> None:
+    scene.state.set_pod(with_rules(scene.state.pods["big"], {"nodeSelector": {"pool": "b"}}))
+    if reads:
+        scene.label("a", "b")
+    saved = tmp_path / "plan.json"
+    result = run(scene, tmp_path, "--save", str(saved))
+    says = "1 move frees 2 GPUs on node n2" if reads else "no plan: it requires labels of its node, which the scheduler reads only with"
+    assert result.output.splitlines()[0].startswith(f"team/pod-big: {says}")
+    assert not reads or CliRunner().invoke(main, ["defrag", "check", str(saved)]).exit_code == exit_codes.OK
 
 
 def test_saved_plan_replays_and_changed_one_does_not(scene: Scene, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from aliquot.contract.model import Policy
 from scheduler_plugin.core.cluster.journal import Rules, Snapshot, snapshot_of
 from scheduler_plugin.core.cluster.nodes import CORDONED, NodeFacts, Taint
 from scheduler_plugin.core.cluster.state import ClusterState
-from scheduler_plugin.core.consolidate.certificate import certify, check
+from scheduler_plugin.core.consolidate.certificate import CertificateError, certify, check
 from scheduler_plugin.core.consolidate.plan import MAX_MOVES, Goal, NoPlan, Plan, find_plan
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS
 from tests.fakes.node_rules import PICKY, REQUIRED, Object, with_rules
@@ -134,10 +134,13 @@ def test_closed_node_neither_frees_nor_seats() -> None:
 def test_closed_empty_node_is_no_whole_node() -> None:
     scene = Scene(2)
     scene.run("n1", 0, movable=False)
-    assert isinstance(scene.whole(1), Plan)
+    open_plan = scene.whole(1)
+    assert isinstance(open_plan, Plan)
     scene.state.set_closed("n2", closed=True)
     found = scene.whole(1)
     assert isinstance(found, NoPlan)
+    with pytest.raises(CertificateError, match="node n2 cannot count as whole"):
+        certify(scene.snapshot(), open_plan)
     assert found.nodes == {"not marked aliquot.dev/movable: true": 1}
 
 
@@ -159,7 +162,8 @@ def test_waiting_pod_with_node_selector_gets_plan_on_its_nodes() -> None:
     scene.run("n1", 0, hours=1)
     expensive = scene.run("n2", 0, hours=9)
     scene.run("n3", 0, hours=1)
-    assert isinstance(without := scene.plan_with(POOL_B), NoPlan)
+    without = scene.plan_with(POOL_B)
+    assert isinstance(without, NoPlan)
     assert "requires labels of its node" in without.sentence
     scene.label("a", "b", "a")
     found = scene.plan_with(POOL_B)
@@ -172,12 +176,14 @@ def test_pod_moves_only_to_node_that_its_rules_allow() -> None:
     moving = scene.run("n1", 0, spec=IN_A)
     scene.run("n2", 0, hours=5, movable=False)
     scene.run("n3", 0, hours=5, movable=False)
-    assert isinstance(without := scene.plan(), NoPlan)
+    without = scene.plan()
+    assert isinstance(without, NoPlan)
     assert without.nodes["it requires labels of its node, which the scheduler reads only with featureGates: Consolidation=true"] == 1
     scene.label("a", "b", "a")
     assert moves(scene.plan()) == [(moving, "n3")]
     scene.labelled[2] = NodeFacts("n3", {"pool": "b"})
-    assert isinstance(found := scene.plan(), NoPlan)
+    found = scene.plan()
+    assert isinstance(found, NoPlan)
     assert found.nodes["a pod that would have to move has no seat elsewhere"] == 1
 
 
@@ -216,11 +222,13 @@ def test_pod_with_rules_about_other_pods_neither_waits_nor_moves(spec: Object) -
     scene.run("n1", 0)
     scene.run("n2", 0)
     assert isinstance(scene.plan_with({}), Plan)
-    assert isinstance(waiting := scene.plan_with(spec), NoPlan)
+    waiting = scene.plan_with(spec)
+    assert isinstance(waiting, NoPlan)
     assert waiting.sentence.endswith("rules about other pods are known to kube-scheduler only")
     for uid in ("n1-0-0", "n2-0-1"):
         scene.state.set_pod(with_rules(scene.state.pods[uid], spec))
-    assert isinstance(moving := scene.plan_with({}), NoPlan)
+    moving = scene.plan_with({})
+    assert isinstance(moving, NoPlan)
     assert moving.nodes == {waiting.sentence: 2}
 
 
