@@ -63,14 +63,21 @@ class _Stated:
     is_first: bool
 
 
-def replay_starts(task: Task, load: float, most_pods: int | None = None, *, holds: bool = True, tick: Tick = no_progress) -> StartsResult:
-    """Run one replay. Args: as for ``replay_departures``. Raises: TraceError: the list has no times."""
+def replay_starts(
+    task: Task, load: float, most_pods: int | None = None, *, holds: bool = True, drifts: bool = False, tick: Tick = no_progress
+) -> StartsResult:
+    """Run one replay.
+
+    Args:   as for ``replay_departures``. drifts: whether the classes exchange their lifetimes half way.
+    Raises: TraceError: the list has no times.
+    """
     every_node, listed = task.read()
     if not any(pod.deleted_seconds for pod in listed):
         raise TraceError(f"{task.pods_file}: expected the columns creation_time and deletion_time, found no times")
     pods = with_lifetimes_of_others(denser(listed, task.seed), task.seed)
     begin, _ = busy_time(pods)
     pods = [pod for pod in pods if pod.kind.gpus and pod.created_seconds >= begin][:most_pods]
+    pods = with_lifetimes_of_other_classes(pods, task.seed) if drifts else pods
     begin, end = busy_time(pods)
     if begin == end:
         raise TraceError(f"{task.pods_file}: expected arrivals at several times, found {len(pods)} at once")
@@ -97,6 +104,20 @@ def with_lifetimes_of_others(pods: Sequence[TracePod], seed: int) -> list[TraceP
     for kind in lifetimes.values():
         rng.shuffle(kind)
     return [replace(pod, deleted_seconds=pod.created_seconds + lifetimes[pod.kind].pop()) for pod in pods]
+
+
+def with_lifetimes_of_other_classes(pods: Sequence[TracePod], seed: int) -> list[TracePod]:
+    """Give each pod of the later half a lifetime of another class: the most frequent class and the next one exchange, and so on."""
+    rng, half = random.Random(seed), len(pods) // 2  # noqa: S311 (random numbers of a simulation, not a secret)
+    lifetimes: dict[PodClass, list[float]] = defaultdict(list)
+    for pod in pods:
+        lifetimes[pod.kind].append(pod.deleted_seconds - pod.created_seconds)
+    order = sorted(lifetimes, key=lambda kind: len(lifetimes[kind]), reverse=True)
+    partners = dict(pair for one, other in zip(order[::2], order[1::2], strict=False) for pair in ((one, other), (other, one)))
+    later = [
+        replace(pod, deleted_seconds=pod.created_seconds + rng.choice(lifetimes[partners.get(pod.kind, pod.kind)])) for pod in pods[half:]
+    ]
+    return [*pods[:half], *later]
 
 
 class _Replay:

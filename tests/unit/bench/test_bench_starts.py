@@ -17,16 +17,23 @@ def test_large_replays_count_more():
 
 
 @pytest.mark.parametrize(
-    ("hits", "status"),
-    [([75.0, 75.0], 0), ([85.0, 85.0], 0), ([74.0, 75.0], 1), ([85.0, 86.0], 1), ([60.0, 99.0], 0)],
+    ("hits", "flags", "status"),
+    [
+        ([75.0, 75.0], (), 0),
+        ([85.0, 85.0], (), 0),
+        ([74.0, 75.0], (), 1),
+        ([85.0, 86.0], (), 1),
+        ([60.0, 99.0], (), 0),
+        ([50.0, 50.0], ("--drift",), 0),
+    ],
 )
-def test_intervals_that_hit_too_seldom_or_too_often_fail(monkeypatch, hits: Sequence[float], status: int):
+def test_intervals_that_hit_too_seldom_or_too_often_fail(monkeypatch, hits: Sequence[float], flags: Sequence[str], status: int):
     replays = [bench_starts.Replay(str(number), number, 0.9) for number in range(len(hits))]
     monkeypatch.setattr(bench_starts, "REPLAYS", replays)
     monkeypatch.setattr(bench_starts, "ProcessPoolExecutor", ThreadPoolExecutor)
-    monkeypatch.setattr(bench_starts, "rate", lambda _, one: result(100, hits[one.seed]))
+    monkeypatch.setattr(bench_starts, "rate", lambda _, one, drifts: result(100, hits[one.seed]))
     monkeypatch.setattr(bench_starts, "pod_lists", lambda _: {one.pods: None for one in replays})
-    monkeypatch.setattr("sys.argv", ["bench_starts", "--trace", "nowhere"])
+    monkeypatch.setattr("sys.argv", ["bench_starts", "--trace", "nowhere", *flags])
     assert bench_starts.main() == status
 
 

@@ -2,6 +2,7 @@
 """The extender's code as an engine, replays, and the command."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from itertools import islice, takewhile
 from pathlib import Path
@@ -22,7 +23,7 @@ from aliquot_lab.simulate.departures import denser, replay_departures
 from aliquot_lab.simulate.extender import ExtenderEngine
 from aliquot_lab.simulate.published import read_published
 from aliquot_lab.simulate.run import POLICIES, PolicyError, Task, make_engine, replay, replay_arrivals, weights_of
-from aliquot_lab.simulate.starts import replay_starts, with_lifetimes_of_others
+from aliquot_lab.simulate.starts import replay_starts, with_lifetimes_of_other_classes, with_lifetimes_of_others
 from aliquot_lab.simulate.trace import NODE_LIST, PodClass, TraceError, arrivals, capacity_milli, pod_lists, read_nodes, read_pods
 from scheduler_plugin.core.score.cost import DEFAULT_WEIGHTS
 from tests.unit.aliquot_lab.simulate.test_baselines import node, pod
@@ -369,6 +370,22 @@ def test_lifetimes_stay_in_their_class():
     pods = denser(read_pods(pod_lists(TRACE)["small"]), 1)
     exchanged = with_lifetimes_of_others(pods, 1)
     assert lifetimes_by_kind(pods) == lifetimes_by_kind(exchanged)
+
+
+def test_classes_exchange_their_lifetimes_half_way():
+    pods = denser(read_pods(pod_lists(TRACE)["small"]), 1)
+    changed, half = with_lifetimes_of_other_classes(pods, 1), len(pods) // 2
+    first, second = (kind for kind, _ in Counter(pod.kind for pod in pods).most_common(2))
+    assert changed[:half] == pods[:half]
+    assert [(pod.name, pod.created_seconds) for pod in changed] == [(pod.name, pod.created_seconds) for pod in pods]
+    for kind, other in ((first, second), (second, first)):
+        later = {lifetime(pod) for pod in changed[half:] if pod.kind == kind}
+        assert later
+        assert later <= {lifetime(pod) for pod in pods if pod.kind == other}
+
+
+def lifetime(pod):
+    return round(pod.deleted_seconds - pod.created_seconds)
 
 
 def lifetimes_by_kind(pods):
