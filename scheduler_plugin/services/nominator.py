@@ -154,14 +154,17 @@ class Nominator:
         fits[[row for node in context.state.closed_nodes if (row := context.state.row_of(node)) is not None]] = False
         fitting = np.flatnonzero(fits)
         fitting = fitting[host_has_room(context.state.columns, fitting, shape.demand)]
-        if pod.nodes is not None and pod.nodes.selects and len(fitting):
-            allowed = self._directory.allowed(pod.nodes)
+        if len(fitting) and (allowed := self._required_by(pod)) is not None:
             fitting = fitting[[context.state.names[row] in allowed for row in fitting.tolist()]]
         if not len(fitting):
             return None
         row = best_row(context.verdicts.shapes, verdict, fitting, pod.uid)
         context.reservations.make(pod, request, verdict, row, is_bound_next=False)
         return context.state.names[row]
+
+    def _required_by(self, pod: PodFacts) -> frozenset[str] | None:
+        """Return the names of the nodes that a pod may use by what it requires; None if it requires nothing."""
+        return None if pod.nodes is None or not pod.nodes.selects else self._directory.allowed(pod.nodes)
 
     def _has_place(self, pod: PodFacts) -> bool:
         """Whether a pod has a place already, or may have a seat."""
