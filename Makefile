@@ -52,6 +52,7 @@ clients: native $(VENV)/.dev
 
 soak: native $(VENV)/.dev
 	$(BIN)/python -m pytest -m soak --timeout=7200 $(ARGS)
+	$(BIN)/python -m pytest -m "hypothesis and not soak" --hypothesis-profile=soak --timeout=7200 $(ARGS)
 	$(BIN)/python -m pytest tests/e2e -m soak -n 0 --tb=short $(ARGS)
 
 lint: $(VENV)/.dev

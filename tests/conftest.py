@@ -12,9 +12,10 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# How long one example may take says more about the machine than about the code.
-settings.register_profile("without-deadline", parent=settings(), deadline=None)
-settings.load_profile("without-deadline")
+# How long one example may take says more about the machine than about the code. ``make soak`` asks for the second profile.
+settings.register_profile("bounded", deadline=None, max_examples=40)
+settings.register_profile("soak", deadline=None, max_examples=2000)
+settings.load_profile("bounded")
 
 
 @pytest.fixture(scope="session")

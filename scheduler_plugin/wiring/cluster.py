@@ -27,11 +27,8 @@ from scheduler_plugin.core.cluster.objects import (
     has_soft_taint,
     host_amounts,
     is_closed,
-<<<<<<< HEAD
-    plugin_resources,
-=======
     node_facts,
->>>>>>> 2c781605 (Consolidation: pods with node selectors, affinity and tolerations get plans and move)
+    plugin_resources,
     pod_facts,
 )
 from scheduler_plugin.core.cluster.pods import PodFacts

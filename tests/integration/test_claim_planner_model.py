@@ -230,7 +230,7 @@ def play(history: Sequence[tuple[str, int, int]]) -> int:
         return asyncio.run(Play().run(history))
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(st.lists(steps, min_size=5, max_size=60))
 @example([*GANG, ("tell", 1, 0), ("plan", 0, 0), ("proceed", 0, 1), ("crash", 0, 0), ("delete", 5, 0), ("plan", 0, 0)])
 @example([("create", 0, 0), ("create", 1, 0), ("tell", 1, 0), ("delay", 0, 1), ("plan", 0, 0), ("proceed", 0, 4), ("crash", 0, 0)])
@@ -241,7 +241,7 @@ def test_no_history_allocates_capacity_twice_or_starts_half_a_gang(history: list
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@settings(max_examples=10_000, deadline=None)
+@settings(max_examples=10_000)
 @given(st.lists(steps, min_size=5, max_size=60))
 def test_ten_thousand_histories_of_planned_claims(history: list[tuple[str, int, int]]) -> None:
     play(history)

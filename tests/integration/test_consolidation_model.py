@@ -515,7 +515,7 @@ def play(actions: list[str], stays: bool, begun: bool, ruled: bool) -> None:
 HISTORIES = (st.lists(st.sampled_from((*ACTIONS, *ACTIONS, *ODD_ACTIONS)), max_size=30), st.booleans(), st.booleans(), st.booleans())
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(*HISTORIES)
 @example(["long step", "long step", "kill", "deliver", "schedule", "long step"], False, False, False)
 @example(["step", "schedule", "kill", "break", "step", "protect"], False, True, False)
@@ -527,7 +527,7 @@ def test_any_history_keeps_promises_and_leaves_nothing(actions: list[str], stays
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-@settings(max_examples=10_000, deadline=None)
+@settings(max_examples=10_000)
 @given(*HISTORIES)
 def test_ten_thousand_histories_keep_promises_and_leave_nothing(actions: list[str], stays: bool, begun: bool, ruled: bool) -> None:
     play(actions, stays, begun, ruled)

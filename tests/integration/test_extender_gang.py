@@ -193,7 +193,6 @@ confinements = st.dictionaries(st.sampled_from(sorted(MEMBERS)), st.sampled_from
 orders = st.lists(st.sampled_from(sorted(MEMBERS)), min_size=4, max_size=20)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     created=st.sets(st.sampled_from(sorted(MEMBERS)), min_size=2),
     calls=orders,
@@ -234,7 +233,6 @@ STEPS = ("create", "schedule", "schedule", "schedule", "delete", "tell", "wait",
 steps = st.tuples(st.sampled_from(STEPS), st.sampled_from(sorted(MEMBERS)))
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(steps, min_size=10, max_size=60), confinements)
 def test_no_interleaving_promises_a_device_twice_or_leaks_what_a_gang_held(history, confined):
     asyncio.run(play_history(history, confined))
@@ -242,7 +240,7 @@ def test_no_interleaving_promises_a_device_twice_or_leaks_what_a_gang_held(histo
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-@settings(max_examples=10_000, deadline=None)
+@settings(max_examples=10_000)
 @given(st.lists(steps, min_size=10, max_size=60), confinements)
 def test_ten_thousand_histories_of_gangs_keep_the_invariants(history, confined):
     asyncio.run(play_history(history, confined))

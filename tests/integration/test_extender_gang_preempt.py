@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from aliquot import contract
@@ -179,7 +179,6 @@ def test_filter_lets_kube_scheduler_try_preemption_where_only_room_is_lacking():
 GANGS = {"": 0, "a": 2, "b": 3}
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from([*GANGS, ""]), st.integers(0, 5), st.sampled_from([0, 0, 0, IMPORTANT])), max_size=6),
     st.sets(st.integers(0, 5), max_size=2),

@@ -298,7 +298,6 @@ WIDE = tuple(number for number in range(len(PODS)) if SHAPES[number % len(SHAPES
 steps = st.tuples(st.sampled_from(STEPS), st.sampled_from((*range(len(PODS)), *2 * WIDE)), st.integers(0, 4))
 
 
-@settings(max_examples=250, deadline=None)
 @given(st.lists(steps, min_size=5, max_size=60))
 @example(
     [("bind", 2, 0), ("proceed", 0, 2), ("bind", 2, 1), ("bind", 0, 0), ("proceed", 0, 2)]
@@ -322,7 +321,7 @@ def test_no_interleaving_promises_a_device_twice_or_leaks_a_share(history):
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@settings(max_examples=10_000, deadline=None)
+@settings(max_examples=10_000)
 @given(st.lists(steps, min_size=5, max_size=60))
 def test_ten_thousand_histories_keep_the_invariants_after_each_step(history):
     play(history)

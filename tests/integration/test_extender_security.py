@@ -12,7 +12,7 @@ from typing import Any, cast
 import aiohttp
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aliquot import contract
@@ -231,7 +231,6 @@ class NoApi:
         return None
 
 
-@settings(max_examples=400, deadline=None)
 @given(bodies())
 @example(hostile("filter", "0001-01-01T00:00:00"))
 @example(hostile("prioritize", "0001-01-01T00:00:00+23:59"))
@@ -283,7 +282,6 @@ annotations = st.dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(annotations, st.booleans())
 def test_any_annotation_is_read_or_refused_with_a_sentence(given_annotations, bound):
     pod = pod_object("p", vgpu="1", vgpu_memory="300", annotations=given_annotations, node="n1" if bound else "")

@@ -81,7 +81,7 @@ Place = tuple[str, int]
 """A library's path and an offset in it."""
 
 PROBE = """
-import ctypes, json, sys
+import ctypes, functools, json, sys
 
 def extents():
     found = {}
@@ -94,6 +94,7 @@ def extents():
             found[path] = min(first, low), max(last, high)
     return found
 
+@functools.cache
 def place(address):
     if not address:
         return None

@@ -219,7 +219,7 @@ for line in sys.stdin:
 KIBS = st.one_of(st.integers(1, 5000), st.integers(1, 900).map(lambda mib: mib * 1024))
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(

@@ -11,7 +11,7 @@ import subprocess
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core.region_layout import LOG_WARN, DeviceLimit, Limits
@@ -480,7 +480,6 @@ sizes = st.one_of(st.integers(1, 3 * PIECE_MIB * MIB), st.integers(1, 1600).map(
 def test_pool_refuses_only_when_whole_pieces_exceed_limit(container):
     with container.start_python(PROGRAM + "import json, sys\n" + A_POOL_AT_A_TIME) as program:
 
-        @settings(deadline=None, max_examples=60)
         @given(st.lists(st.tuples(sizes, st.integers(0, 7)), max_size=25))
         def check(requests):
             piece = PIECE_MIB * MIB

@@ -192,7 +192,7 @@ def described(kernels: list[Kernel], variables: list[Variable], capability: int)
 
 
 @given(kernel_lists, variable_lists, st.sampled_from([7, 8]), st.none() | compressions, st.booleans(), st.sampled_from(["memory", "file"]))
-@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_driver_describes_what_the_image_holds(open_driver, kernels, variables, abi, compression, together, how):
     image = images.cubin(90, kernels, variables, abi=abi)
     if compression is not None:
@@ -231,7 +231,7 @@ def entry_lists(draw: st.DrawFn) -> list[Entry]:
 
 @pytest.mark.parametrize("profile", CAPABILITIES)
 @given(entries=entry_lists(), compression=compressions, together=st.booleans())
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_driver_takes_the_entry_that_fits_best(open_driver, profile, entries, compression, together):
     found = open_driver(profile).load(images.fatbin(entries, compression, together=together))
     capability = CAPABILITIES[profile]
@@ -262,7 +262,7 @@ def test_accelerator_cubins_run_on_their_capability_only(open_driver, abi, profi
     cut=st.none() | st.integers(1, 1 << 16),
     how=st.sampled_from(["memory", "file"]),
 )
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_images_are_refused_or_loaded(open_driver, image, changes, cut, how):
     damaged = bytearray(image)
     for at, data in changes:

@@ -9,7 +9,7 @@ import copy
 import json
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot import contract
@@ -112,7 +112,6 @@ def test_amounts_are_spelled_as_the_api_server_does():
     assert {text: canonical(text) for text in spelled} == spelled
 
 
-@settings(max_examples=250, deadline=None)
 @given(PODS, SIZES, st.booleans(), st.booleans())
 def test_what_was_admitted_once_is_left_alone_and_validated(pod, sizes, adopt, tolerate):
     normaliser = Normaliser(Options(lambda _: sizes, adopt), tolerate_gpu_taint=tolerate)

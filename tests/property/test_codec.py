@@ -4,7 +4,7 @@
 import json
 from contextlib import suppress
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.contract import codec, units
@@ -34,20 +34,17 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(assignments)
 def test_an_assignment_survives_its_annotation(assignment):
     assert codec.decode_assignment(codec.encode_assignment(assignment), pod_uid=assignment.pod_uid) == assignment
 
 
-@settings(deadline=None)
 @given(assignments)
 def test_an_annotation_is_ascii_json_without_blanks(assignment):
     text = codec.encode_assignment(assignment)
     assert text == json.dumps(json.loads(text), separators=(",", ":"))
 
 
-@settings(deadline=None)
 @given(assignments, st.integers(0), st.integers(0), st.binary(max_size=4))
 def test_a_damaged_annotation_decodes_to_a_valid_one_or_is_refused(assignment, start, length, replacement):
     raw = codec.encode_assignment(assignment).encode()
@@ -58,41 +55,35 @@ def test_a_damaged_annotation_decodes_to_a_valid_one_or_is_refused(assignment, s
         assert codec.decode_assignment(codec.encode_assignment(decoded), pod_uid=assignment.pod_uid) == decoded
 
 
-@settings(deadline=None)
 @given(st.text() | json_values.map(json.dumps) | json_values.map(lambda value: json.dumps({"v": 1, "uid": "u", "containers": value})))
 def test_hostile_annotations_raise_nothing_but_contract_errors(text):
     with suppress(ContractError):
         codec.decode_assignment(text, pod_uid="u")
 
 
-@settings(deadline=None)
 @given(st.builds("GPU-{}".format, hex_digits), st.integers(0, 9999))
 def test_a_replica_id_survives(uuid, number):
     assert codec.decode_replica(codec.encode_replica(uuid, number)) == (uuid, number)
 
 
-@settings(deadline=None)
 @given(st.text() | st.builds("GPU-{}::{}".format, st.text(), st.text()))
 def test_a_hostile_id_is_refused_or_is_exactly_what_it_decodes_to(text):
     with suppress(ContractError):
         assert codec.encode_replica(*codec.decode_replica(text)) == text
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(min_size=1).map(str.strip).filter(lambda item: item and "," not in item), min_size=1, max_size=20).map(tuple))
 def test_a_comma_list_survives(items):
     with suppress(ContractError):  # longer than a list may be
         assert codec.decode_list(codec.encode_list(items)) == items
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_hostile_lists_have_no_empty_items(text):
     with suppress(ContractError):
         assert all(codec.decode_list(text))
 
 
-@settings(deadline=None)
 @given(st.text() | st.from_regex(r"[+-]?[0-9]{0,30}\.?[0-9]{0,30}([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,3})?", fullmatch=True))
 def test_hostile_quantities_raise_nothing_but_contract_errors(text):
     for parse in (units.parse_quantity, units.parse_count, units.parse_memory_bytes, units.parse_percent):
@@ -100,7 +91,6 @@ def test_hostile_quantities_raise_nothing_but_contract_errors(text):
             assert parse(text) <= units.MAX_QUANTITY
 
 
-@settings(deadline=None)
 @given(mib)
 def test_memory_survives_the_resource_form(amount):
     memory_bytes = units.mib_to_bytes(amount)

@@ -56,7 +56,6 @@ from scheduler_plugin.core.score.cost import (
 from scheduler_plugin.core.score.links import LinkClass
 from tests.unit.scheduler_plugin.builders import OFFERED, PLACES, PROFILES, make_device, make_node, make_place, make_pod, make_share
 
-EXAMPLES = 100
 NODES = ("n1", "n2")
 NOTHING_PREFERRED = Preferences()
 PACKING = (Policy.FRAG, Policy.BINPACK)
@@ -195,7 +194,6 @@ def scalar_reason(states, request, wishes, node) -> NodeReason:
     return OF_REJECT[choice.reason] if isinstance(choice, Refusal) else NodeReason.FITS
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_row_fits_exactly_when_placement_finds_devices(data):
     node = data.draw(gpu_nodes())
@@ -224,7 +222,6 @@ def filtered(state: ClusterState, request: ContainerRequest, policy: Policy, wis
     return NodeReason(int(verdict.reason[state.row_of("n1")]))
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_node_passes_filter_exactly_when_bind_finds_or_can_create_instances(data):
     state = ClusterState()
@@ -244,7 +241,6 @@ def test_node_passes_filter_exactly_when_bind_finds_or_can_create_instances(data
         assert not [(a, b) for a, b in combinations(held, 2) if a.overlaps(b)]
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_the_room_kept_for_each_profile_is_that_of_placement(data):
     state = data.draw(loaded(data.draw(partitioned_nodes())))
@@ -257,7 +253,6 @@ def test_the_room_kept_for_each_profile_is_that_of_placement(data):
             assert columns.mig_capacity[number][row, column] == mig.room(unused, profile)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_a_row_is_curable_exactly_when_the_empty_node_fits(data):
     node = data.draw(gpu_nodes())
@@ -272,7 +267,6 @@ def test_a_row_is_curable_exactly_when_the_empty_node_fits(data):
         assert curable == fits_empty
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data(), st.sampled_from([1, 1, 2, 3]), st.integers(10, 70), st.sampled_from([None, None, NumaMode.STRICT]), policies)
 def test_whole_gpu_with_amount_fits_and_is_curable_as_placement_says(data, vgpus, mib, numa, policy):
     node = replace(data.draw(gpu_nodes()), isolation=OFFERED)
@@ -300,7 +294,6 @@ def best_quality(view, request, wishes, links, positions) -> int:
     return max(table.within([view.states[index].device.uuid for index in chosen]) for chosen in combinations(fitting, request.vgpus))
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_the_cost_of_a_row_is_that_of_the_scalar_score(data):
     node = data.draw(gpu_nodes())
@@ -331,7 +324,6 @@ def test_the_cost_of_a_row_is_that_of_the_scalar_score(data):
     assert cost == pytest.approx(terms.cost(DEFAULT_WEIGHTS[policy]), abs=1e-12)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_leftover_of_devices_and_node_matches_scalar_score(data):
     state = data.draw(loaded(data.draw(gpu_nodes())))
@@ -343,7 +335,6 @@ def test_leftover_of_devices_and_node_matches_scalar_score(data):
     assert columns.node_fragmentation[row] == pytest.approx(node_fragmentation(view.states, view.host, view.demand), abs=1e-12)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_cost_of_pod_without_gpu_matches_scalar_score(data):
     state, demand, policy = data.draw(loaded(data.draw(gpu_nodes()))), data.draw(demands), data.draw(policies)
@@ -353,7 +344,6 @@ def test_cost_of_pod_without_gpu_matches_scalar_score(data):
     assert cost[0] == pytest.approx(host_terms(state.view("n1"), demand, policy).cost(weights), abs=1e-12)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_the_devices_rated_cost_as_much_as_those_that_placement_takes(data):
     node = data.draw(gpu_nodes())
@@ -371,7 +361,6 @@ def test_the_devices_rated_cost_as_much_as_those_that_placement_takes(data):
     assert taken == rated
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.integers(2, 8), policies, st.data())
 def test_small_pod_keeps_free_pair_when_node_equal_except_links_exists(gpus, policy, data):
     used, mib = data.draw(st.integers(0, gpus - 2)), data.draw(st.none() | st.integers(1, 1000))
@@ -389,7 +378,6 @@ def test_small_pod_keeps_free_pair_when_node_equal_except_links_exists(gpus, pol
     assert pairless > pair
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.sampled_from([2, 4, 8]), st.data())
 def test_partial_gpu_pod_keeps_last_whole_node_when_used_node_fits(gpus, data):
     used, mib = data.draw(st.integers(1, gpus - 1)), data.draw(st.integers(1, 99)) * 10
@@ -425,7 +413,6 @@ def out_of_service(draw: st.DrawFn, node: GpuNode) -> GpuNode:
     return node
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.sampled_from([2, 4, 8]), policies, st.booleans(), st.data())
 def test_partial_gpu_pod_keeps_whole_node_when_node_with_failed_gpus_fits(gpus, policy, linked, data):
     state, mib = ClusterState(), data.draw(st.integers(1, 999))
@@ -440,7 +427,6 @@ def test_partial_gpu_pod_keeps_whole_node_when_node_with_failed_gpus_fits(gpus, 
     assert other > whole
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 7), st.randoms(use_true_random=False))
 def test_the_link_table_holds_the_best_of_every_subset(devices, random):
     matrix = [[0] * devices for _ in range(devices)]
@@ -517,7 +503,6 @@ def rebuilt(state: ClusterState) -> ClusterState:
     return fresh
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(events, max_size=25), requests(), preferences, policies)
 def test_no_history_leaks_shares_and_cached_verdicts_and_plans_stay_right(history, request, wishes, policy):
     state = ClusterState()
@@ -559,7 +544,6 @@ def several(draw: st.DrawFn) -> tuple[ClusterState, GpuNode, PodShape]:
     return state, node, PodShape.of(PodRequest(containers, wishes), draw(policies), HostDemand())
 
 
-@settings(max_examples=100, deadline=None)
 @given(several())
 def test_pod_of_several_containers_fits_exactly_when_placement_finds_all_devices(drawn):
     state, node, shape = drawn
@@ -578,7 +562,6 @@ def test_pod_of_several_containers_fits_exactly_when_placement_finds_all_devices
     event(f"fits: {fits}, without a search: {certain}")
 
 
-@settings(max_examples=50, deadline=None)
 @given(several())
 def test_pod_of_several_containers_costs_mean_of_its_lasting_containers(drawn):
     state, _, shape = drawn
@@ -590,7 +573,7 @@ def test_pod_of_several_containers_costs_mean_of_its_lasting_containers(drawn):
         assert verdict.cost[row] == pytest.approx(sum(alone) / len(alone))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(events | st.just(("foresee",)), max_size=25), st.lists(requests(), min_size=1, max_size=2), preferences, policies)
 def test_verdict_foreseen_in_pieces_equals_one_computed_at_once(monkeypatch, history, drawn, wishes, policy):
     monkeypatch.setattr(shapes_module, "MAX_AHEAD", 1)  # a row in each piece
@@ -617,7 +600,6 @@ def fits_since(shapes: Shapes, shape: PodShape, since: int) -> bool:
     return any(takers.looks(takers.changed_at > since))
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(events, max_size=15), st.lists(events, max_size=5), requests(), preferences, policies)
 def test_what_changed_since_is_all_that_can_make_a_pod_fit(before, after, request, wishes, policy):
     state = ClusterState()

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from aliquot import contract
@@ -142,7 +142,6 @@ def over_given(state: ClusterState, node: str) -> list[str]:
     return [f"{uuid} {what}" for (uuid, what), amount in used.items() if amount > most[what]]
 
 
-@settings(max_examples=120, deadline=None)
 @given(clusters(), goals())
 def test_every_prefix_of_a_plan_is_feasible(snapshot: Snapshot, goal: Goal) -> None:
     plan = found(snapshot, goal)
@@ -172,7 +171,6 @@ def make_reservation(pod: PodFacts, node: str, footprint: Footprint) -> Reservat
     return Reservation(pod.uid, node, footprint, HostDemand(pod.cpu_milli, pod.memory_mib))
 
 
-@settings(max_examples=120, deadline=None)
 @given(clusters(), goals())
 def test_only_pods_that_may_move_do(snapshot: Snapshot, goal: Goal) -> None:
     plan = found(snapshot, goal)
@@ -217,7 +215,6 @@ def check_nodes(snapshot: Snapshot, plan: Plan) -> None:
     assert plan.goal.pod_uid or not set(plan.nodes) & set(snapshot.closed_nodes)
 
 
-@settings(max_examples=200, deadline=None)
 @given(clusters(), goals())
 def test_no_plan_names_node_that_pod_may_not_use(snapshot: Snapshot, goal: Goal) -> None:
     plan = found(snapshot, goal)
@@ -241,7 +238,6 @@ def test_plans_serve_waiting_and_moving_pods_with_rules() -> None:
     assert min(served[f"{whose} {how}"] for whose in ("waiting", "moving") for how in ("selects", "tolerates")) >= 2, served
 
 
-@settings(max_examples=80, deadline=None)
 @given(clusters(), st.data())
 def test_plan_does_not_replay_after_a_node_was_cordoned(snapshot: Snapshot, data: st.DataObject) -> None:
     plan = found(snapshot, Goal("big"))
@@ -256,7 +252,6 @@ def test_plan_does_not_replay_after_a_node_was_cordoned(snapshot: Snapshot, data
     assert not isinstance(other, Plan) or cordoned not in [node for _, node in used_nodes(other)]
 
 
-@settings(max_examples=100, deadline=None)
 @given(clusters())
 def test_no_move_for_a_pod_can_be_spared(snapshot: Snapshot) -> None:
     plan = found(snapshot, Goal("big"))
@@ -269,7 +264,6 @@ def test_no_move_for_a_pod_can_be_spared(snapshot: Snapshot) -> None:
             certify(snapshot, fewer)
 
 
-@settings(max_examples=100, deadline=None)
 @given(clusters(), goals())
 def test_certificate_replays_after_a_trip_through_json(snapshot: Snapshot, goal: Goal) -> None:
     plan = found(snapshot, goal)
@@ -278,7 +272,6 @@ def test_certificate_replays_after_a_trip_through_json(snapshot: Snapshot, goal:
         assert find_plan(msgspec.json.decode(msgspec.json.encode(snapshot), type=Snapshot), goal) == plan
 
 
-@settings(max_examples=80, deadline=None)
 @given(clusters(), goals(), st.data())
 def test_changed_certificate_is_refused(snapshot: Snapshot, goal: Goal, data: st.DataObject) -> None:
     plan = found(snapshot, goal)
@@ -306,7 +299,6 @@ def leaves(document: Any) -> Iterator[tuple[Any, Any]]:
             yield document, key
 
 
-@settings(max_examples=80, deadline=None)
 @given(clusters(), st.data())
 def test_plan_with_another_seat_is_refused_although_the_digest_is_right(snapshot: Snapshot, data: st.DataObject) -> None:
     plan = found(snapshot, Goal("big"))

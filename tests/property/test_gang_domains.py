@@ -11,7 +11,7 @@ from functools import cache
 from itertools import combinations
 from math import inf
 
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from aliquot import contract
@@ -115,7 +115,6 @@ def places(scene: Scene, mode: str) -> list[int] | None:
     return [int(state.reservations[uid].node[1:]) for uid in uids] if complete else None
 
 
-@settings(max_examples=120, deadline=None)
 @given(scenes())
 def test_preferred_gang_uses_fewest_domains(scene):
     found, fewest = places(scene, "preferred"), scene.fewest()
@@ -126,7 +125,6 @@ def test_preferred_gang_uses_fewest_domains(scene):
         assert len(used) == fewest
 
 
-@settings(max_examples=120, deadline=None)
 @given(scenes())
 def test_required_gang_is_in_one_domain_if_one_has_room(scene):
     found, counts = places(scene, "required"), scene.seats()
@@ -141,7 +139,6 @@ def test_required_gang_is_in_one_domain_if_one_has_room(scene):
         assert counts[used] == min(counts[name] for name in able), "the smallest with room"
 
 
-@settings(max_examples=100, deadline=None)
 @given(scenes(vgpus=(2,)), st.sampled_from(["required", "preferred"]))
 def test_domains_of_members_with_two_gpus_each_have_room(scene, mode):
     """Which GPUs a member takes decides whether the next one fits, so a plan can fail here. It never breaks the rules."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
 
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from aliquot import contract
@@ -124,7 +124,6 @@ def scenes(draw: st.DrawFn) -> Scene:
     return Scene(gpus, racks, tuple(others[:8]), minimums, draw(st.integers(2, 4)), mib, draw(st.booleans()), draw(st.integers(0, 3)))
 
 
-@settings(max_examples=80, deadline=None)
 @given(scenes())
 def test_no_set_of_victims_on_any_nodes_is_cheaper(scene):
     context, uids = scene.build()
@@ -144,7 +143,6 @@ def test_no_set_of_victims_on_any_nodes_is_cheaper(scene):
         assert scene.rank(ended) == min(map(scene.rank, working))
 
 
-@settings(max_examples=100, deadline=None)
 @given(scenes())
 def test_with_few_checks_each_victim_is_needed(scene):
     context, uids = scene.build()

@@ -7,7 +7,7 @@ from itertools import chain, combinations
 from math import inf
 from unittest import mock
 
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from aliquot import contract
@@ -72,7 +72,6 @@ MINIMA = st.fixed_dictionaries({"master": st.integers(0, 2), "worker": st.intege
 MEMBERS = st.lists(st.sampled_from(["master", "worker", "worker", "worker", ""]), max_size=8)
 
 
-@settings(max_examples=50, deadline=None)
 @given(MINIMA, st.integers(0, 2), MEMBERS, st.none() | st.integers(1, 8), st.randoms(use_true_random=False))
 def test_gang_starts_only_when_each_role_has_its_minimum(minima, free, members, most, random):
     async def play() -> None:
@@ -100,7 +99,6 @@ def test_gang_starts_only_when_each_role_has_its_minimum(minima, free, members, 
         asyncio.run(play())
 
 
-@settings(max_examples=100, deadline=None)
 @given(MINIMA, st.integers(0, 2), MEMBERS.filter(bool), st.sets(st.integers(0, 7)), st.booleans())
 def test_members_end_only_while_each_role_keeps_its_minimum(minima, free, members, elsewhere, chosen):
     scene = Roles(minima, free)

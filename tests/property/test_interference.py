@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from aliquot.contract import units
@@ -25,7 +25,6 @@ from scheduler_plugin.core.score.interference import Aversion
 from tests.property.test_columnar import best_quality, demands, gpu_nodes, policies, preferences, requests
 from tests.unit.scheduler_plugin.builders import make_node, make_pod
 
-EXAMPLES = 100
 NODES = ("n1", "n2")
 percents = st.integers(0, 100)
 uses = st.builds(Utilization, percents, percents)
@@ -69,7 +68,6 @@ def busy(draw: st.DrawFn, node: GpuNode, weight: float) -> ClusterState:
     return state
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data(), policies, weights, uses)
 def test_cost_with_interference_matches_scalar_score(data, policy, weight, used):
     node, request = data.draw(cases)
@@ -94,7 +92,6 @@ def test_cost_with_interference_matches_scalar_score(data, policy, weight, used)
     assert float(result.cost[0]) == pytest.approx(terms.cost(weighing(weight)[policy]), rel=1e-12, abs=1e-12)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data(), policies, weights, uses)
 def test_rated_devices_cost_as_much_as_placement_takes_with_interference(data, policy, weight, used):
     node, request = data.draw(cases)
@@ -112,7 +109,6 @@ def test_rated_devices_cost_as_much_as_placement_takes_with_interference(data, p
     assert taken == rated
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data(), policies, preferences)
 def test_reports_change_nothing_without_weight(data, policy, wishes):
     node, request = data.draw(cases)
@@ -179,7 +175,6 @@ def counted(state: ClusterState, node: GpuNode) -> list[Utilization]:
     return sums
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(changes, max_size=20))
 def test_use_counted_over_events_equals_that_of_present_pods(history):
     state = ClusterState()

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aliquot.kube.errors import KubeApiError, KubeBehindError, KubeExpiredError, KubeNotFoundError, error_of_reply
@@ -284,7 +284,6 @@ ACT = (Client.act, 1000, 0.5)
 @pytest.mark.parametrize(
     "how", [rules(), rules(page_size=1), rules(page_size=2), rules(version_path=VERSION_PATH)], ids=["whole", "1", "2", "cached"]
 )
-@settings(max_examples=150, deadline=None)
 @given(history=histories)
 @example(history=[(Server.put, "a", 1), *[ACT] * 4, (Server.delete, "a"), (Server.compact,), (Client.disconnect, None)])
 @example(history=[(Server.put, "a", 1), *[ACT] * 4, (Server.put, "a", UNREADABLE), ACT, (Server.delete, "a"), ACT])

@@ -196,4 +196,4 @@ class AgentHistory(RuleBasedStateMachine):
 
 
 TestAgentHistory = AgentHistory.TestCase
-TestAgentHistory.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAgentHistory.settings = settings(stateful_step_count=30)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from aliquot.contract.model import (
@@ -34,7 +34,6 @@ from aliquot.placement.topology import LinkTable
 from tests.unit.aliquot.placement.builders import make_device, make_instance
 
 MAX_SHARES = 4
-EXAMPLES = 120
 
 vgpu_devices = st.builds(make_device, mib=st.integers(1, 64), numa=st.none() | st.integers(0, 1), model=st.sampled_from(["A100", "H100"]))
 mig_devices = st.builds(lambda count: make_device(mig=tuple(make_instance(0, index, mib=8) for index in range(count))), st.integers(1, 3))
@@ -163,7 +162,6 @@ alike_nodes: st.SearchStrategy[tuple[list[Device], list[DeviceShare]]] = st.inte
 # --- I1 -------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(
     nodes(vgpu_devices | mig_devices),
     st.lists(st.tuples(requests() | mig_requests, preferences, policies) | st.integers(0, 100), max_size=30),
@@ -187,7 +185,6 @@ def test_no_history_of_grants_and_releases_promises_more_than_a_device_has(devic
         assert states == states_of(devices, shares), "the running state is the sum of what is granted"
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(nodes(), st.lists(requests(), min_size=1, max_size=4), st.lists(st.booleans(), min_size=4, max_size=4), policies, seeds)
 def test_no_phase_of_a_pod_holds_more_than_its_devices_have(devices, drawn, inits, policy, seed):
     containers = [
@@ -227,7 +224,6 @@ def layouts_exist(
     return True
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(
     nodes(max_size=4), st.lists(requests(max_vgpus=2), max_size=3), st.lists(requests(max_vgpus=2), min_size=2, max_size=3),
     st.sampled_from([None, None, 0, 1, 2]), preferences, policies,
@@ -248,7 +244,6 @@ def test_pod_is_refused_only_when_no_layout_has_room(devices, earlier, drawn, in
         assert [share.device_uuid for share in given_.shares] == sorted({share.device_uuid for share in given_.shares})
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(loaded_nodes())
 def test_exclusive_device_is_never_shared(node):
     devices, shares = node
@@ -262,7 +257,6 @@ def test_exclusive_device_is_never_shared(node):
         assert isinstance(again, Refusal)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(loaded_nodes(), st.integers(1, 3), st.integers(1, 70), policies, seeds)
 def test_whole_gpu_is_granted_only_when_its_memory_does_not_exceed_request(node, vgpus, named_mib, policy, seed):
     """Quotas count what is named, and annotations can change after that."""
@@ -281,7 +275,6 @@ def test_whole_gpu_is_granted_only_when_its_memory_does_not_exceed_request(node,
 of_one_size = st.builds(make_device, mib=st.just(64), numa=st.none() | st.integers(0, 1))
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(nodes(of_one_size), st.lists(requests(), max_size=3), st.integers(1, 4), st.booleans(), policies, seeds)
 def test_whole_gpu_is_same_with_or_without_memory_amount_in_request(devices, earlier, vgpus, exclusive, policy, seed):
     """The webhook says it where it can, for quotas to count."""
@@ -303,7 +296,6 @@ def test_whole_gpu_is_same_with_or_without_memory_amount_in_request(devices, ear
 # --- truth ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(loaded_nodes(), requests(), preferences, policies, seeds)
 def test_a_request_is_refused_exactly_when_no_set_of_devices_takes_it(node, request, wishes, policy, seed):
     devices, shares = node
@@ -318,7 +310,6 @@ def test_a_request_is_refused_exactly_when_no_set_of_devices_takes_it(node, requ
         assert tuple(share.device_uuid for share in choice.shares) in {tuple(device.uuid for device in chosen) for chosen in possible}
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(loaded_nodes(), requests())
 def test_every_reason_for_one_device_is_true_of_it(node, request):
     devices, shares = node
@@ -332,7 +323,6 @@ def test_every_reason_for_one_device_is_true_of_it(node, request):
             assert takes(device, shares, request, Preferences())
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(loaded_nodes(), requests(), preferences, policies, seeds, st.randoms(use_true_random=False), st.data())
 def test_a_choice_depends_on_nothing_but_its_inputs(node, request, wishes, policy, seed, random, data):
     devices, shares = node
@@ -352,7 +342,6 @@ def test_a_choice_depends_on_nothing_but_its_inputs(node, request, wishes, polic
 # --- the best -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(loaded_nodes(), requests(), st.none() | st.sampled_from(NumaMode), seeds, st.data())
 def test_topology_takes_the_best_linked_set_there_is(node, request, numa, seed, data):
     devices, shares = node
@@ -369,7 +358,6 @@ def test_topology_takes_the_best_linked_set_there_is(node, request, numa, seed, 
     assert table.within([share.device_uuid for share in choice.shares]) == best
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(loaded_nodes() | alike_nodes, st.integers(1, 60), st.none() | st.integers(1, 100), policies, st.data(), seeds)
 def test_share_of_one_device_keeps_free_pair_when_equal_device_exists(node, mib, cores, policy, data, seed):
     devices, shares = node
@@ -395,7 +383,6 @@ def test_share_of_one_device_keeps_free_pair_when_equal_device_exists(node, mib,
     assert fitting[choice.shares[0].device_uuid] == min(fitting.values())
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(loaded_nodes(), requests(), st.sets(st.integers(0, 5)), policies, seeds)
 def test_as_many_preferred_devices_are_taken_as_fit(node, request, preferred, policy, seed):
     devices, shares = node
@@ -407,7 +394,6 @@ def test_as_many_preferred_devices_are_taken_as_fit(node, request, preferred, po
     assert len(uuids & {share.device_uuid for share in choice.shares}) == most
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(loaded_nodes(), requests(max_vgpus=1), seeds)
 def test_binpack_and_spread_take_the_least_and_the_most_free_device(node, request, seed):
     devices, shares = node
@@ -436,7 +422,6 @@ def test_binpack_and_spread_take_the_least_and_the_most_free_device(node, reques
             assert free(choice.shares[0].device_uuid) == extreme(map(free, tried))
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
 @given(nodes(mig_devices), st.lists(mig_requests, max_size=6), policies)
 def test_instances_are_refused_exactly_when_too_few_are_free(devices, asked, policy):
     states = states_of(devices, [])

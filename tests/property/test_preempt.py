@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from typing import Any
 
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from aliquot.contract import units
@@ -103,7 +103,6 @@ def ranking(question: Preemption, chosen: Iterable[str]) -> tuple[int, float, in
     return exceeded, max(priorities, default=-math.inf), len(victims), sum(priorities)
 
 
-@settings(max_examples=100, deadline=None)
 @given(questions())
 def test_no_set_of_victims_is_cheaper(question_and_state):
     state, question = question_and_state
@@ -234,7 +233,6 @@ def scenes(draw: st.DrawFn, tight: bool = False) -> Scene:
     return Scene(gpus, shares_per_gpu, cpu_milli, most_pods, tuple(pods), draw(st.sampled_from([None, None, 10, 30])))
 
 
-@settings(max_examples=100, deadline=None)
 @given(scenes())
 def test_preempt_ends_cheapest_victims_when_cpu_and_ram_suffice(scene):
     proposed = scene.proposed()
@@ -251,7 +249,6 @@ def test_preempt_ends_cheapest_victims_when_cpu_and_ram_suffice(scene):
         assert scene.rank(answer) == min(map(scene.rank, enough))
 
 
-@settings(max_examples=100, deadline=None)
 @given(scenes(tight=True))
 def test_spared_victim_is_not_needed_for_gpu_or_any_sum(scene):
     proposed = scene.proposed()
@@ -265,7 +262,6 @@ def test_spared_victim_is_not_needed_for_gpu_or_any_sum(scene):
         assert needless == []
 
 
-@settings(max_examples=100, deadline=None)
 @given(scenes(tight=True), st.data())
 def test_no_pod_ends_where_ending_pods_make_room_alone(scene, data):
     if not scene.pods or (proposed := scene.proposed()) is None:
@@ -281,7 +277,6 @@ def test_no_pod_ends_where_ending_pods_make_room_alone(scene, data):
         assert scene.gpu_suffices(answer | ending)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     scenes(tight=True), st.sampled_from([{"hostNetwork": True}, {"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]}])
 )

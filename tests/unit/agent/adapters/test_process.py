@@ -245,7 +245,7 @@ HEADS = [
 ]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(malformed(HEADS), min_size=20, max_size=20))
 def test_malformed_request_is_never_a_500_and_logs_nothing(requests):
     def metrics(accept: str) -> Page:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core import region_layout as layout
@@ -476,7 +476,6 @@ odd_headers = st.dictionaries(
 )
 
 
-@settings(deadline=None)  # another process is asked
 @given(odd_headers, st.sampled_from([0, -1, -64, -262144, 64, 100_000]))
 def test_both_readers_agree_on_every_header_that_a_tenant_can_write(shim_reader, words, trailing):
     data = regions.foreign_region(slots=64, trailing=trailing, **words)

@@ -315,7 +315,12 @@ async def test_prepare_killed_anywhere_gives_same_answer_next_time(tmp_path, dee
 
 
 @pytest.mark.parametrize(
-    "place", ["replace train-a/grant.json", "replace ledger/train-b.json", "replace cdi/aliquot.dev-vgpu-train-b.json"]
+    "place",
+    [
+        pytest.param("replace train-a/grant.json", marks=pytest.mark.soak),
+        "replace ledger/train-b.json",
+        pytest.param("replace cdi/aliquot.dev-vgpu-train-b.json", marks=pytest.mark.soak),
+    ],
 )
 async def test_retry_killed_anywhere_gives_same_answer_next_time(tmp_path, place):
     outcome = await unkilled(tmp_path / "unkilled")

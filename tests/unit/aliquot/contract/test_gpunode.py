@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot import contract
@@ -97,13 +97,11 @@ def nodes(draw: st.DrawFn) -> GpuNode:
     )
 
 
-@settings(deadline=None)
 @given(nodes())
 def test_a_node_survives_its_object(node):
     assert decode_gpu_node(encode_gpu_node(node)) == node
 
 
-@settings(deadline=None)
 @given(nodes(), st.integers(0), st.integers(0, 8), st.binary(max_size=4))
 def test_a_damaged_object_decodes_to_a_valid_one_or_is_refused(node, start, length, replacement):
     raw = encode_gpu_node(node)
@@ -113,7 +111,6 @@ def test_a_damaged_object_decodes_to_a_valid_one_or_is_refused(node, start, leng
         assert decode_gpu_node(encode_gpu_node(decoded)) == decoded
 
 
-@settings(deadline=None)
 @given(st.binary() | st.text().map(str.encode))
 def test_hostile_bytes_raise_nothing_but_contract_errors(data):
     with suppress(ContractError):

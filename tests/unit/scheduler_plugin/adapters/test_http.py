@@ -204,7 +204,7 @@ def test_expectation_is_met_or_refused_on_every_path(start, status, expect, capl
     assert caplog.records == []
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(malformed(HOSTILE_HEADS, HOSTILE_BODIES), min_size=20, max_size=20))
 def test_malformed_request_is_never_a_500_and_logs_no_traceback(requests):
     records = Records()

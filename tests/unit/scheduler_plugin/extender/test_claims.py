@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.contract.gpunode import GpuNode
@@ -574,7 +574,6 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(STEPS)
 def test_kept_verdicts_equal_new_ones_after_any_history(steps: list[tuple[Any, ...]]):
     context = cluster()

@@ -7,7 +7,7 @@ from math import inf
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot import contract
@@ -69,7 +69,6 @@ async def test_no_more_members_than_maximum_run():
     assert scene.context.gangs.why(full, known_gang(full)) == "gang: 3 members run, and no more may"
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(2, 4), st.lists(st.tuples(st.sampled_from(["comes", "comes", "ends"]), st.integers(0, 7)), max_size=14))
 def test_at_most_the_maximum_runs_while_members_come_and_end(maximum, steps):
     async def play() -> None:

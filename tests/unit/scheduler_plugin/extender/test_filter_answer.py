@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_plugin.core.cluster.objects import NodeObject, has_soft_taint
@@ -143,7 +143,6 @@ def test_equal_calls_get_the_same_node():
     assert len(context.state.reservations) == 1
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["put", "change", "drop"]), st.integers(0, 2)), max_size=30))
 def test_terms_of_bound_pods_are_counted_as_those_that_are_there(steps):
     state, there = ClusterState(), dict[str, int]()

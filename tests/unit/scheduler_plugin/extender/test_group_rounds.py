@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler_plugin.core.cluster.state import ClusterState
@@ -152,7 +152,6 @@ def test_group_without_name_is_no_group(group):
     assert decode_pod(msgspec.Raw(json.dumps(pod).encode())).scheduling_group == ""
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "b"]), st.integers(1, GPUS + 2)), min_size=1, max_size=8))
 def test_failed_groups_never_hold_room_after_another_call(calls):
     """Whatever came before: once every group failed, a pod alone sees all GPUs but those of single pods that fit."""

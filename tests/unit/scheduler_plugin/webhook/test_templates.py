@@ -377,7 +377,7 @@ def broken(value: Any, wrong: Any) -> Iterator[Any]:
             yield result
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(wrong=VALUES)
 def test_objects_of_any_form_are_reviewed_without_error(wrong: Any) -> None:
     template = one_container({**limits(gpumem=1000), "requests": {}}, {"gpu-memory": "1000"})

@@ -16,7 +16,6 @@ from aliquot_lab.simulate.timeline.text import facts
 from tests.unit.aliquot_lab.simulate.timeline.clusters import Watcher, could_give_way, node, pod, settings_of, share
 
 
-@settings(max_examples=60, deadline=None)
 @given(settings_of(), st.sampled_from(POLICIES))
 def test_nothing_is_given_twice_and_every_workload_has_one_end(setting, policy):
     watcher = Watcher()
@@ -32,14 +31,13 @@ def test_nothing_is_given_twice_and_every_workload_has_one_end(setting, policy):
         assert (record.started_seconds is None or record.started_seconds > record.workload.arrival_seconds) <= bool(record.reason)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(settings_of(), st.sampled_from(POLICIES))
 def test_same_lists_and_seed_give_the_same_bytes(setting, policy):
     first, again = (json.dumps(facts([simulate(policy, setting)]), default=str) for _ in range(2))
     assert first == again
 
 
-@settings(max_examples=60, deadline=None)
 @given(settings_of(gangs=False, queues=False, mig=False), st.sampled_from(["frag", "binpack", "hami-default", "kai-binpack"]))
 def test_no_pod_waits_for_less_important_pods_that_could_give_way(setting, policy):
     def check(simulation):
@@ -49,7 +47,6 @@ def test_no_pod_waits_for_less_important_pods_that_could_give_way(setting, polic
     simulate(policy, replace(setting, preempts=True), watch=check)
 
 
-@settings(max_examples=60, deadline=None)
 @given(settings_of(), st.sampled_from(POLICIES))
 def test_only_preemption_and_reclaiming_end_pods_early(setting, policy):
     lenders = [replace(queue, reclaims=False) for queue in setting.queues]

@@ -7,7 +7,7 @@ from itertools import chain, combinations, product
 from typing import Any
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from aliquot import contract
@@ -200,7 +200,6 @@ def importance(ended: Iterable[PodFacts]) -> tuple[int, int, int]:
     return len(priorities), max(priorities, default=0), sum(priorities)
 
 
-@settings(max_examples=120, deadline=None)
 @given(clusters(), shapes())
 def test_the_proposed_changes_are_the_smallest(state, shape):
     request = shape.request
@@ -234,7 +233,6 @@ def _lifted(state: ClusterState, change: Change | None) -> tuple[int, int] | Non
     return sick, len(change.devices) - sick
 
 
-@settings(max_examples=60, deadline=None)
 @given(clusters(), shapes())
 def test_a_preference_is_named_exactly_when_the_pod_fits_without_it(state, shape):
     if fits(state, shape.request):
@@ -378,7 +376,6 @@ def reduction(request: PodRequest, change: Change) -> int:
     return (whole - change.amount) * (1 if change.kind is Kind.ASK_FEWER_GPUS else container.vgpus)
 
 
-@settings(max_examples=120, deadline=None)
 @given(clusters(), requests_of_several())
 def test_the_changes_of_a_pod_of_several_containers_are_the_smallest(state, request):
     shape = PodShape.of(request, Policy.FRAG, HostDemand())
@@ -501,7 +498,6 @@ def mig_clusters(draw: st.DrawFn) -> ClusterState:
     return state
 
 
-@settings(max_examples=150, deadline=None)
 @given(mig_clusters(), st.lists(st.integers(1, 4), min_size=1, max_size=2), st.sampled_from([(), (), ("a100",)]))
 def test_the_changes_of_a_pod_with_mig_instances_are_the_smallest(state, counts, gpu_type):
     containers = tuple(ContainerRequest(f"c{at}", mig=(("1g.10gb", count),)) for at, count in enumerate(counts))

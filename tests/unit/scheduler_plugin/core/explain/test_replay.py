@@ -8,7 +8,7 @@ from unittest import mock
 
 import msgspec
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from aliquot import contract
@@ -91,7 +91,6 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(steps, min_size=5, max_size=40), st.sampled_from([3, 7, 1000]))
 def test_a_recorded_decision_is_decided_the_same_way_again(history, events_per_picture):
     with mock.patch.object(state_module, "MAX_EVENTS", events_per_picture):
