@@ -33,6 +33,22 @@ LIBRARY_DIR = "usr/lib/x86_64-linux-gnu"
 CLIENT = "bin/aliquot-cuda-client"
 
 
+_USED_BYTES = """
+import ctypes, sys
+class Process(ctypes.Structure):  # nvmlProcessInfo_t
+    _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("gpu_instance", ctypes.c_uint), ("compute_instance", ctypes.c_uint)]
+nvml, device, count, processes = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), ctypes.c_uint(1000), (Process * 1000)()
+def must(name, *arguments):
+    result = getattr(nvml, name)(*arguments)
+    assert result == 0, (name, result)
+must("nvmlInit_v2")
+must("nvmlDeviceGetHandleByUUID", sys.argv[1].encode(), ctypes.byref(device))
+must("nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(count), processes)
+print(sum(one.used for one in processes[: count.value]))
+"""
+"""Starts in a fourth of the time that nvidia-ml-py takes; tests ask after each step."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """Exit code and output of a program."""
@@ -282,11 +298,11 @@ class Node:
 
     def physical_used_bytes(self, uuid: str) -> int:
         """Return the device memory that processes hold, by the driver's count."""
-        script = (
-            f"import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByUUID({uuid!r})\n"
-            "print(sum(p.usedGpuMemory for p in n.nvmlDeviceGetComputeRunningProcesses(h)))"
+        command = [sys.executable, "-S", "-E", "-c", _USED_BYTES, uuid]
+        done = subprocess.run(
+            command, env=self.host_environment(), capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
         )
-        return int(self.host(script))
+        return int(done.stdout)
 
 
 def _host_environment(build: Path, directory: Path) -> dict[str, str]:

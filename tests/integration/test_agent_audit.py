@@ -166,7 +166,7 @@ def other_limits(node: Node, pod: str) -> bytes:
     return encode_limits(replace(limits, devices=tuple(replace(device, sm_percent=0) for device in limits.devices)))
 
 
-@pytest.mark.parametrize("policy", ["report", "kill", "evict"])
+@pytest.mark.parametrize("policy", ["report", "kill", pytest.param("evict", marks=pytest.mark.soak)])
 async def test_container_with_replaced_limits_is_found_above_its_cores(tmp_path, policy):
     async with make_node("t4x2", f"--audit-policy={policy}", "--placement-policy=spread") as node:
         node.create_pod(manifest("hostile", unlimited(node, build(tmp_path), cores=10)))
