@@ -2,6 +2,7 @@
 """Whatever has become of the agent's files: it starts, says what is damaged, and grants nothing twice."""
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,18 +50,28 @@ async def restart(node: Node) -> None:
     await node.wait_ready()
 
 
-@pytest.mark.parametrize("how", DAMAGES)
-async def test_agent_becomes_ready_whatever_its_files_are(how):
+KINDS = tuple(DAMAGES)
+MIXED = {f"mixed {first}": KINDS[first:] + KINDS[:first] for first in (0, 4, 8)}
+"""Another damage for each file."""
+ALIKE = {how: (how,) for how in KINDS}
+"""The same damage for all files."""
+
+
+@pytest.mark.parametrize(
+    "hows", [*MIXED.values(), *(pytest.param(alike, marks=pytest.mark.soak) for alike in ALIKE.values())], ids=[*MIXED, *ALIKE]
+)
+async def test_agent_becomes_ready_whatever_its_files_are(hows):
     async with make_node("t4x2") as node:
         node.create_pod(manifest("a"))
         await running(node, "a")
-        paths = [path for path in read_at_start(node) if path.name != "kubelet_internal_checkpoint" or how != "directory"]
-        assert len(paths) >= 12
+        paths = list(read_at_start(node))
+        assert len(paths) > 12
         await node.agent.kill()
-        for path in paths:
-            damage(path, how)
+        for path, how in zip(paths, itertools.cycle(hows), strict=False):
+            if path.name != "kubelet_internal_checkpoint" or how != "directory":
+                damage(path, how)
         (node.layout.state / "shim" / "stray").mkdir()
-        damage(node.layout.state / "shim" / "stray", how)
+        damage(node.layout.state / "shim" / "stray", hows[0])
         await restart(node)
         await running(node, "a")
         assert node.container("a").exit_code is None
