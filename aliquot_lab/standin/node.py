@@ -32,7 +32,8 @@ from aliquot_lab.standin.processes import ProcessTable
 from aliquot_lab.standin.runtime import RunningContainer, Runtime
 
 NODE_TOKEN = "stand-in"  # noqa: S105  for a server on loopback without secrets
-READY_SECONDS = 20.0
+READY_SECONDS = PATIENCE_SECONDS = 60.0
+"""What comes at last takes longer on a busy machine."""
 ALL_GATES = f"--feature-gates={ALL_ALPHA}=true"
 POLL_SECONDS = 0.02
 
@@ -188,7 +189,7 @@ class Node:
         return found
 
     async def wait_for_pod(
-        self, name: str, condition: Callable[[Object], bool], *, timeout_seconds: float = 15.0, namespace: str = "default"
+        self, name: str, condition: Callable[[Object], bool], *, timeout_seconds: float = PATIENCE_SECONDS, namespace: str = "default"
     ) -> Object:
         """Return the pod when ``condition`` is true for it. Raises TimeoutError with its last status."""
 
@@ -203,7 +204,7 @@ class Node:
             status = self.pod(name, namespace).get("status")
             raise TimeoutError(f"pod {name} did not reach the expected state in {timeout_seconds:g} s; its status: {status}") from None
 
-    async def wait_gone(self, name: str, *, timeout_seconds: float = 15.0, namespace: str = "default") -> None:
+    async def wait_gone(self, name: str, *, timeout_seconds: float = PATIENCE_SECONDS, namespace: str = "default") -> None:
         """Return when the pod is no longer in the API. Raises TimeoutError."""
 
         def still_there() -> None:

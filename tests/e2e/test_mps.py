@@ -115,7 +115,7 @@ def test_changed_pod_template_replaces_no_supervisor_and_its_removal_ends_daemon
     supervisor = supervisor_pod(product, node_name)["metadata"]["uid"]
     system.run("set", "env", "daemonset/aliquot-mps", "ALIQUOT_LOG_LEVEL=debug")
     generation = system.get("daemonset", "aliquot-mps")["metadata"]["generation"]
-    eventually(lambda: system.get("daemonset", "aliquot-mps")["status"]["observedGeneration"] == generation, "the change to be seen")
+    eventually(lambda: system.get("daemonset", "aliquot-mps")["status"].get("observedGeneration") == generation, "the change to be seen")
     assert supervisor_pod(product, node_name)["metadata"]["uid"] == supervisor
     assert is_daemon(product, node_name, pid)
     system.delete("daemonset", "aliquot-mps")

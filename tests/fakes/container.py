@@ -25,7 +25,7 @@ from tests.fakes import regions
 MIB = 2**20
 SOURCE_TREE = Path(__file__).resolve().parents[2]
 F_OFD_GETLK = 36
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 100
 """A program that takes longer hangs."""
 
 Interposition = Literal["front", "preload", "none"]
@@ -299,9 +299,7 @@ class Node:
     def physical_used_bytes(self, uuid: str) -> int:
         """Return the device memory that processes hold, by the driver's count."""
         command = [sys.executable, "-S", "-E", "-c", _USED_BYTES, uuid]
-        done = subprocess.run(
-            command, env=self.host_environment(), capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
-        )
+        done = subprocess.run(command, env=self.host_environment(), capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
         return int(done.stdout)
 
 

@@ -95,7 +95,7 @@ class Mps(NamedTuple):
 
     async def in_force(self, *pods: str) -> None:
         """Wait until the metrics say of exactly these pods that their limits are in force."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             found: set[str] | None = None
             while found != set(pods):
                 await asyncio.sleep(0.1)

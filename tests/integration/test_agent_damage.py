@@ -151,7 +151,7 @@ class TestRowAndCopyDamaged:
 
             node.delete_pod("a")
             await node.wait_gone("a")
-            await running(node, "b", "c", timeout_seconds=40)
+            await running(node, "b", "c")
             await page_shows(node, "drifts")
 
     async def test_restarted_container_gets_its_grant_again(self):

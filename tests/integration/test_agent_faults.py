@@ -185,13 +185,13 @@ async def test_agent_with_replaced_host_directory_ends_and_next_one_uses_new(tmp
             await working(node, "before")
             before = node.container("before").pid
             directory.replace()
-            await eventually(lambda: not node.agent.running, "the agent ends", timeout_seconds=40)
+            await eventually(lambda: not node.agent.running, "the agent ends")
             assert await node.agent.kill() == 1
             assert f"removed on the host: {node.layout.cdi_dynamic}" in log_of(node)
             directory.mount_again()
             await eventually(lambda: node.allocatable(VGPU) == 0, "kubelet notices that the agent is gone")
             await node.agent.start()
-            await eventually(lambda: node.allocatable(VGPU) == 32, "kubelet has the devices back", timeout_seconds=40)
+            await eventually(lambda: node.allocatable(VGPU) == 32, "kubelet has the devices back")
             node.create_pod(manifest("after"))
             await running(node, "after")
             await page_shows(node, "drifts")
@@ -239,7 +239,7 @@ class TestApi:
                 await eventually(
                     lambda: {grant["pod"] for grant in grants(node)} == {"stays", "restarts", "new"}, "the pod that ended let go", 40
                 )
-                await eventually(lambda: condition(node)["status"] == "False", "the lost GPU is reported", 40)
+                await eventually(lambda: condition(node)["status"] == "False", "the lost GPU is reported")
 
     async def test_gpu_changes_during_api_outage_are_reported_afterwards(self):
         async with make_node("t4x2") as node:
@@ -249,7 +249,7 @@ class TestApi:
             with node.api.outage():
                 inject(node, "xid", "62", "--gpu", "0")
                 await eventually(lambda: node.allocatable(VGPU) == 16, "a GPU is quarantined")
-                await eventually(lambda: node.allocatable(VGPU) == 32, "it has recovered", 30)
+                await eventually(lambda: node.allocatable(VGPU) == 32, "it has recovered")
                 over = datetime.now(UTC)
                 await asyncio.sleep(1.1)  # a tick of the clock that events are stamped with
 
@@ -274,7 +274,7 @@ class TestApi:
                 assert (node.container("stays").pid, node.container("stays").exit_code) == (pid, None)
                 assert (await page(node, "/healthz"))[0] == 200
             node.create_pod(manifest("new"))
-            await running(node, "new", timeout_seconds=40)
+            await running(node, "new")
 
 
 DAY = 86_400
@@ -300,7 +300,7 @@ class TestClock:
                     await eventually(partial(granted_at, node, name), "an event about it")
                     shown = granted_at(node, name) - datetime.now(UTC)
                     assert abs(shown - timedelta(seconds=seconds)) < timedelta(minutes=5), "the agent sees the clock that was set"
-                    await eventually(lambda: node.allocatable(VGPU) == 32, "the quarantine ends all the same", 30)
+                    await eventually(lambda: node.allocatable(VGPU) == 32, "the quarantine ends all the same")
                     assert time.monotonic() - begun >= quarantine_seconds, "and not before"
                     node.delete_pod(name)
                     await eventually(lambda: [grant["pod"] for grant in grants(node)] == ["before"], "a share is free after its pod")

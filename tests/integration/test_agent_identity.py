@@ -62,7 +62,7 @@ async def test_every_container_of_pod_gets_own_share_with_any_inherited_ids():
         node.create_pod(
             manifest("init-too", {"name": "main", "command": ["sleep", "600"]}, init=[container("warm", mib=1006, command=SOON)])
         )
-        await running(node, "a", "init-only", "init-too", timeout_seconds=40)
+        await running(node, "a", "init-only", "init-too")
         found = {name: memory_of(node, "a", name) for name in ("first", "second", "side", "main", "other")}
         assert found == {"first": [1001], "second": [1002], "side": [1003], "main": [1004], "other": [1005, 1005]}
         assert memory_of(node, "init-only", "warm") == [1005]
@@ -78,7 +78,7 @@ async def test_init_containers_and_sidecars_that_start_again_have_their_own_shar
         fails_once = ["sh", "-c", f"sleep 0.2; test -e {tmp_path}/tried || {{ touch {tmp_path}/tried; exit 1; }}"]
         side = container("side", mib=1002, restartPolicy="Always")
         node.create_pod(manifest("a", container("main", mib=1003), init=[container("first", mib=1001, command=fails_once), side]))
-        await running(node, "a", timeout_seconds=40)
+        await running(node, "a")
         runs = [one.config.container for one in node.runtime.history]
         assert runs == ["first", "first", "side", "main"]
         assert [memory_of(node, "a", name) for name in ("first", "side", "main")] == [[1001], [1002], [1003]]
@@ -281,7 +281,7 @@ class TestWithoutCdi:
                 fill = ["sh", "-c", f"{built('bin/aliquot-cuda-client')} fill --step 64; exec sleep 600"]
                 metadata: dict[str, Any] = {"uid": uid, "annotations": {contract.ANNOTATION_ASSIGNMENT: text}}
                 node.create_pod(manifest(f"p{number}", container(mib=1000 + number, command=fill), **metadata))
-            await running(node, *(f"p{number}" for number in range(6)), timeout_seconds=40)
+            await running(node, *(f"p{number}" for number in range(6)))
             for number in range(6):
                 one = node.container(f"p{number}")
                 uuid = node.inventory.gpus[number % 2].uuid
@@ -330,9 +330,9 @@ class TestWithoutCdi:
             await node.agent.start()
             await node.wait_ready()
             known = node.layout.state / "node-versions"
-            await eventually(lambda: "containerd://2.1.4" in known.read_text(), "the agent has heard of the node as it is now", 30)
+            await eventually(lambda: "containerd://2.1.4" in known.read_text(), "the agent has heard of the node as it is now")
             run = node.container("a").id
-            await eventually(lambda: node.container("a").id != run, "the container was started again", 30)
+            await eventually(lambda: node.container("a").id != run, "the container was started again")
             assert all(path.exists() for path in lost)
             assert limits_of(node, "a") == [(node.inventory.gpus[0].uuid, 1001)]
             assert contract.CONTAINER_PRELOAD in (node.container("a").root / contract.LD_SO_PRELOAD.lstrip("/")).read_text()

@@ -285,7 +285,7 @@ class TestCrashes:
                 await asyncio.sleep(pause)
                 await node.agent.kill()
                 await node.agent.start()
-            await running(node, *(name for name in names if node.pod(name)["status"].get("phase") != "Failed"), timeout_seconds=40)
+            await running(node, *(name for name in names if node.pod(name)["status"].get("phase") != "Failed"))
             alive = [name for name in names if is_running(node.pod(name))]
             await eventually(lambda: len(records(node).load()) == len(alive), "one record for each pod that runs")
             given = [uuid for name in alive for uuid in sees(node, name)]

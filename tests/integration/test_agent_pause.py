@@ -58,7 +58,7 @@ async def metric(node, name: str, pod: str) -> list[float]:
 
 async def waits(node, pod: str) -> None:
     """Wait for a launch to wait, and then check that no kernel was launched meanwhile and no kernel is."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await metric(node, "container_launches_waiting", pod) != [1]:  # noqa: ASYNC110 - asks another process
             await asyncio.sleep(0.05)
     before = kernels(node, pod)
@@ -130,7 +130,7 @@ async def test_last_known_pause_survives_agent_restart_during_api_outage():
             await waits(node, "a")
             await node.agent.kill()
             await node.agent.start()
-            await node.agent.metrics_url(20)
+            await node.agent.metrics_url(60)
             await waits(node, "a")
         await works(node, "a")
 

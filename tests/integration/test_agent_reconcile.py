@@ -43,7 +43,7 @@ async def cures(node) -> dict[str, float]:
 
 
 async def cured(node, *kinds: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not set(kinds) <= (await cures(node)).keys():  # noqa: ASYNC110 - asks another process
             await asyncio.sleep(0.05)
 

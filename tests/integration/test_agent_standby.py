@@ -45,7 +45,7 @@ class Second:
         return await asyncio.to_thread(fetch)
 
     async def until_ready(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await self.page("/readyz"))[0] != 200:
                 self.process.check()
                 await asyncio.sleep(0.1)

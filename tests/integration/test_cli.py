@@ -101,7 +101,7 @@ async def operator(profile: str, *flags: str) -> AsyncIterator[Shell]:
         node.create_pod(AGENT_POD)
         name, namespace = AGENT_POD["metadata"]["name"], AGENT_POD["metadata"]["namespace"]
         await node.wait_for_pod(name, lambda pod: pod["status"].get("phase") == "Running", namespace=namespace)
-        node.api.pages[(namespace, name)] = await node.agent.metrics_url(10)
+        node.api.pages[(namespace, name)] = await node.agent.metrics_url(60)
         shell = Shell(node)
         await published(shell)
         yield shell
@@ -205,7 +205,7 @@ async def test_unhealthy_gpu_and_silent_agent_are_shown():
         node = shell.node
         uuid = node.inventory.gpus[0].uuid
         inject(node, "lost", "--gpu", "0")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await shell.json("get", "gpus", uuid))["gpus"][0]["healthy"]:  # noqa: ASYNC110 - asks another process
                 await asyncio.sleep(0.3)
         assert "unhealthy" in await shell.run("get", "gpus", uuid)

@@ -267,7 +267,7 @@ async def test_the_scheduler_serves_the_past_where_its_settings_name_a_prometheu
         settings = Settings(**loopback, dashboard_address="127.0.0.1:0", prometheus_url=await fake.start())
         scheduler, stop = Scheduler(settings, connection), asyncio.Event()
         running = asyncio.create_task(scheduler.run(stop))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(scheduler.addresses) < 3:  # noqa: ASYNC110 - no event reports the start
                 await asyncio.sleep(0.02)
         served = Served(f"http://{scheduler.addresses['dashboard']}", ClusterState(), [], fake)

@@ -731,7 +731,7 @@ async def test_webhook_is_not_ready_before_queues_of_kueue_are_known(api, late, 
     async with running(api, feature_gates="AdmissionCheck=true", **webhook) as extender:
         assert await extender.page("/readyz") == (503, "the queues of Kueue are being listed\n")
         api.held_back.clear()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await extender.page("/readyz") != (200, "ready\n"):  # noqa: ASYNC110 - asks a server
                 await asyncio.sleep(0.01)
 
@@ -740,7 +740,7 @@ async def test_webhook_is_ready_where_there_is_no_kueue(tmp_path, api):
     certificate, key = map(str, make_certificate(tmp_path, "webhook"))
     webhook: dict[str, Any] = {"webhook_address": "127.0.0.1:0", "tls_cert_file": certificate, "tls_key_file": key}
     api.missing.update({"localqueues", "clusterqueues", "resourceflavors", "workloads", "admissionchecks"})
-    async with running(api, feature_gates="AdmissionCheck=true", **webhook) as extender, asyncio.timeout(10):
+    async with running(api, feature_gates="AdmissionCheck=true", **webhook) as extender, asyncio.timeout(60):
         while await extender.page("/readyz") != (200, "ready\n"):  # noqa: ASYNC110 - asks a server
             await asyncio.sleep(0.01)
 

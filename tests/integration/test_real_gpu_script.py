@@ -215,7 +215,7 @@ def cut_off(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 30
     assert (tmp_path / "end").read_text() == "done\n"
     child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while child.exists() and child.read_text().split()[2] != "Z":
         assert time.monotonic() < deadline, "a child still runs"
         time.sleep(0.02)

@@ -38,7 +38,7 @@ def test_a_file_that_changes_is_read_again(reader, tmp_path, replace):
     path.write_text("one")
     assert reader.files.read(str(path)) == "one"
     times = path.stat()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while path.stat().st_ctime_ns == times.st_ctime_ns and time.monotonic() < deadline:  # until the file system's clock has ticked
         if replace:
             (tmp_path / "new").write_text("two")

@@ -27,7 +27,7 @@ async def test_end_of_process_is_reported_once(process):
     await asyncio.sleep(0)
     assert reported.empty()
     process.kill()
-    await asyncio.wait_for(reported.get(), 20)
+    await asyncio.wait_for(reported.get(), 60)
     await asyncio.sleep(0.05)
     assert reported.empty()
 
@@ -37,7 +37,7 @@ async def test_already_ended_process_is_reported_at_once(process):
     process.wait()
     reported = asyncio.Event()
     PidfdProcessEnds().watch(process.pid, reported.set)
-    await asyncio.wait_for(reported.wait(), 20)
+    await asyncio.wait_for(reported.wait(), 60)
 
 
 async def test_after_stop_no_end_is_reported_and_no_descriptor_stays(process):

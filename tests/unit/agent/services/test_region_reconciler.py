@@ -69,7 +69,7 @@ async def test_files_are_checked_while_tenant_delays_truncation(disk, monkeypatc
     monkeypatch.setattr(disk.files, "cut_region", cut)
     looking = asyncio.ensure_future(RegionReconciler(60.0, manager=manager, files=disk.files).look())
     await asyncio.to_thread(cutting.wait, 30)
-    assert set((await asyncio.wait_for(manager.survey(), 20)).files) == {ONE.grant_id}
+    assert set((await asyncio.wait_for(manager.survey(), 60)).files) == {ONE.grant_id}
     assert not looking.done()
     written.set()
     await looking

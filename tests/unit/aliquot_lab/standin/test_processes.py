@@ -43,7 +43,7 @@ def test_ended_process_is_removed(tmp_path, leader):
     table.add(leader.pid, UID, ID)
     os.killpg(leader.pid, signal.SIGKILL)
     leader.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while list((tmp_path / "proc").iterdir()):
         assert time.monotonic() < deadline
         table.refresh()

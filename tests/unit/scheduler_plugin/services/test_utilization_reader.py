@@ -24,7 +24,7 @@ async def test_reports_are_read_in_every_period_and_calls_are_served_between_pie
 
     async def until(percent: int) -> None:
         """Note what is counted at each turn of the event loop, until both nodes have this much."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not seen or seen[-1] != [percent, percent]:
                 seen.append(state.columns.busy_sm[:2, 0].tolist())
                 await asyncio.sleep(0)
