@@ -186,11 +186,17 @@ def test_launches_of_ever_new_shapes_are_held(node):
 
 
 LOW_LIMIT = 10
-EVERY_KIND = [one for one in every_behaviour(seeds=2) if one.size == "long" or one.kind == MIX]
+FORMS_OF_LAUNCH = ("one function", "cooperative", "cuLaunchKernelEx", "device set", "per thread")
+"""They differ in the call alone, and each is paced within closer bounds above."""
+EVERY_KIND = [
+    pytest.param(one, marks=pytest.mark.soak if one.kind in FORMS_OF_LAUNCH or one.seed else (), id=str(one))
+    for one in every_behaviour(seeds=2)
+    if one.size == "long" or one.kind == MIX
+]
 """The wide form is the benchmark's (tests/bench/shares_by_behaviour.py)."""
 
 
-@pytest.mark.parametrize("behaviour", EVERY_KIND, ids=str)
+@pytest.mark.parametrize("behaviour", EVERY_KIND)
 def test_no_way_to_launch_gets_more_than_the_ceiling(node, behaviour):
     """Launches of up to 50 ms, each of which may be one that the shim has never seen."""
     answer = tenant(node, LOW_LIMIT).python(script(behaviour, 3))
