@@ -6,7 +6,7 @@
 #   make test    unit, property and integration tests, the C tests and the fuzz targets (bounded) among them
 #   make lint    ruff, mypy --strict, import-linter, plain English, C style, clang's warnings as errors
 #   make san     the C tests under ASan/UBSan and TSan
-#   make soak    the long forms of the chaos, fault, property, model-checking and fuzz tests (libFuzzer where clang has it), of make e2e, and make san
+#   make soak    the long forms of the chaos, fault, property, model and fuzz tests (libFuzzer where clang has it), of make e2e, and make san
 #   make clients programs of others, such as nvidia-smi and numba, on the simulated driver and under the shim
 #   make bench   the benchmarks; figures with ratios
 #   make e2e     the suite on real Kubernetes components
@@ -40,7 +40,8 @@ WATCHES_TIME := $(patsubst %,tests/integration/test_shim_%.py,compute in_flight 
 
 test: native $(VENV)/.dev
 ifeq ($(ARGS),)
-	chrt --idle 0 $(BIN)/python -m pytest -n $(FEW) tests/unit tests/property >build/unit.log 2>&1 & beside=$$!; trap "kill $$beside" INT TERM; \
+	chrt --idle 0 $(BIN)/python -m pytest -n $(FEW) tests/unit tests/property >build/unit.log 2>&1 & beside=$$!; \
+	trap "kill $$beside" INT TERM; \
 	$(BIN)/python -m pytest -n $(MOST) --dist worksteal $(WATCHES_TIME) && watched=0 || watched=$$?; \
 	wait $$beside && tested=0 || tested=$$?; cat build/unit.log; exit $$((watched | tested))
 	$(BIN)/python -m pytest -n $(MANY) --dist worksteal $(WATCHES_TIME:%=--ignore=%) tests/integration

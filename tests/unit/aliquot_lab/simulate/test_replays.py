@@ -36,6 +36,14 @@ def task(policy="frag", seed=1):
     return Task(TRACE / NODE_LIST, pod_lists(TRACE)["small"], "small", policy, seed)
 
 
+def first_pods(count, directory):
+    """Write a list with the first pods of the trace; return its path."""
+    few = directory / "pods.csv"
+    with pod_lists(TRACE)["small"].open() as pods:
+        few.write_text("".join(islice(pods, count + 1)))
+    return few
+
+
 @pytest.mark.parametrize("policy", [policy.value for policy in Policy])
 def test_extender_allocates_once_and_frees_all(policy):
     nodes, pods = read_nodes(TRACE / NODE_LIST), read_pods(pod_lists(TRACE)["small"])
@@ -182,8 +190,8 @@ def test_pods_without_gpus_use_busy_gpu_nodes_unless_default_scheduler_places_th
 
 
 @pytest.mark.parametrize("policy", ["frag", "bestfit"])
-def test_with_departures_all_pods_are_placed(policy):
-    result = replay_departures(task(policy), 0.5)
+def test_with_departures_all_pods_are_placed(policy, tmp_path):
+    result = replay_departures(replace(task(policy), pods_file=first_pods(20, tmp_path)), 0.5)
     assert result.never_placed == 0
     assert 0 < result.allocated_percent <= 100
     assert result.wait_p95_seconds >= 0
@@ -204,9 +212,7 @@ def test_moves_place_a_pod_and_moved_pods_keep_their_amounts():
 
 
 def test_consolidation_shortens_waits_of_large_pods(tmp_path):
-    few = tmp_path / "pods.csv"  # each pod that does not fit costs a search
-    with pod_lists(TRACE)["small"].open() as pods:
-        few.write_text("".join(islice(pods, 41)))
+    few = first_pods(20, tmp_path)  # each pod that does not fit costs a search
     plain, moved = (replay_departures(replace(task("spread"), pods_file=few), 1.0, consolidates) for consolidates in (False, True))
     assert plain.moves == 0
     assert moved.moves >= moved.served_by_moves > 0
