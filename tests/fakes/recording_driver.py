@@ -12,10 +12,14 @@ functions of its own, ``recording_<name asked for>_is_<symbol>``, for each name 
 ``RECORDED_VERSION``, and what is newer it does not know. With ``RECORDED_WIDE_ROWS`` rows of pitched memory take twice what they need.
 """
 
+import fcntl
+import hashlib
+import shutil
 import subprocess
 from collections.abc import Collection
 from pathlib import Path
 
+from aliquot.paths import build_dir
 from cuda_shim.coverage.tables import LEGACY, AbiRow
 
 VERSION_NODE = "RECORDING_1"
@@ -228,11 +232,24 @@ __attribute__((constructor)) static void begin(void)
 
 
 def build_recording_driver(rows: Collection[AbiRow], library: Path) -> None:
-    """Compile the driver of these rows to ``library`` in an existing directory."""
+    """Put the driver of these rows at ``library`` in an existing directory. Compiled once for each build directory."""
     listed = "\n".join(f"ROW({row.symbol}, {row.base}, {row.since}, {int(row.flavour != LEGACY)})" for row in rows)
     symbols = "\n".join(f"SYMBOL({symbol})" for symbol in dict.fromkeys(row.symbol for row in rows))
-    source, versions = library.with_suffix(".c"), library.with_suffix(".map")
-    source.write_text(_SOURCE.replace("@ROWS@", listed).replace("@SYMBOLS@", symbols))
+    source = _SOURCE.replace("@ROWS@", listed).replace("@SYMBOLS@", symbols)
+    kept = build_dir() / "recording-driver" / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.so"
+    kept.parent.mkdir(exist_ok=True)
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the workers of pytest-xdist share it
+        if not kept.exists():
+            _compile(source, kept)
+    shutil.copy(kept, library)
+
+
+def _compile(source: str, library: Path) -> None:
+    """Compile it; the library is there once it is complete."""
+    path, versions, part = (library.with_suffix(suffix) for suffix in (".c", ".map", ".part"))
+    path.write_text(source)
     versions.write_text(f"{VERSION_NODE} {{ global: cu*; recording_*; local: *; }};\n")
-    command: list[str | Path] = ["cc", "-std=gnu11", "-O1", "-shared", "-fPIC", "-o", library, source]
+    command: list[str | Path] = ["cc", "-std=gnu11", "-O1", "-shared", "-fPIC", "-o", part, path]
     subprocess.run([*command, "-Wl,-soname,libcuda.so.1", f"-Wl,--version-script={versions}", "-ldl"], check=True)
+    part.rename(library)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a release publishes without root: sdist, wheel, chart and plugin, complete and the same every time."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -23,8 +24,17 @@ from release.source import Source, SourceError, export
 
 @pytest.fixture(scope="module")
 def distributions(source: Source, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Sdist and wheel."""
-    sdist, wheel = write_distributions(source, tmp_path_factory.mktemp("first"))
+    """Sdist and wheel, written by the first worker of a run that needs them."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_TESTRUNUID" in os.environ else own
+    first, part = shared / "distributions", shared / "distributions-part"
+    with (shared / "distributions.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not first.exists():
+            part.mkdir(exist_ok=True)
+            write_distributions(source, part)
+            part.rename(first)
+    [sdist], [wheel] = first.glob("*.tar.gz"), first.glob("*.whl")
     return sdist, wheel
 
 
