@@ -31,20 +31,17 @@ demo: native $(VENV)/.runtime
 	$(BIN)/aliquot demo $(ARGS)
 
 # Workers by how much the tests wait: unit tests for a fourth of their time, integration tests for half. Those that watch how GPU time is
-# shared only wait, for seconds: many of them run at once. A busy core would change what they see: what runs beside them, the unit tests,
-# has a core only while nobody else wants it (SCHED_IDLE), and its output comes afterwards.
+# shared only wait, for seconds: many of them run at once, and nothing else beside them, because a busy core would change what they see.
 FEW  := $(shell expr $(JOBS) \* 3 / 2)
 MANY := $(shell expr $(JOBS) \* 2)
-MOST := $(shell expr $(JOBS) \* 5)
+MOST := $(shell expr $(JOBS) \* 4)
 WATCHES_TIME := $(patsubst %,tests/integration/test_shim_%.py,compute in_flight priority sync turns)
 
 test: native $(VENV)/.dev
 ifeq ($(ARGS),)
-	chrt --idle 0 $(BIN)/python -m pytest -n $(FEW) tests/unit tests/property >build/unit.log 2>&1 & beside=$$!; \
-	trap "kill $$beside" INT TERM; \
-	$(BIN)/python -m pytest -n $(MOST) --dist worksteal $(WATCHES_TIME) && watched=0 || watched=$$?; \
-	wait $$beside && tested=0 || tested=$$?; cat build/unit.log; exit $$((watched | tested))
+	$(BIN)/python -m pytest -n $(FEW) tests/unit tests/property
 	$(BIN)/python -m pytest -n $(MANY) --dist worksteal $(WATCHES_TIME:%=--ignore=%) tests/integration
+	$(BIN)/python -m pytest -n $(MOST) --dist worksteal $(WATCHES_TIME)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
