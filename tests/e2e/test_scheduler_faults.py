@@ -4,7 +4,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -79,19 +79,27 @@ def test_a_gang_cut_off_between_its_bindings_starts_whole(
 
 @pytest.fixture
 def bindings_hang(target: Target, node: Cluster) -> Iterator[Callable[[], None]]:
-    """The API server waits with bindings for a webhook that takes connections and does not reply; call it to end that.
+    """Bindings hang, except that of the pod BOUND_FIRST; call it to end that."""
+    with ExitStack() as hanging:
+        hanging.enter_context(calls_hang(target.kubectl, node, "CREATE", "pods/binding", f"request.name != '{BOUND_FIRST}'"))
+        yield hanging.close
 
-    Only the pod BOUND_FIRST is bound all the same.
+
+@contextmanager
+def calls_hang(kubectl: Kubectl, node: Cluster, operation: str, resource: str, expression: str) -> Iterator[None]:
+    """Inside the block the API server waits with our scheduler's calls for a webhook that takes connections and does not reply.
+
+    Args: expression: of the calls that hang, in CEL.
     """
     deaf = f"import socket, time; server = socket.create_server(('', {DEAF_PORT}), backlog=128); time.sleep(3600)"
     node.start("deaf-webhook", Component([sys.executable, "-c", deaf]))
     webhook = {
         "name": "deaf.aliquot.test",
         "clientConfig": {"url": f"https://{NODE_ADDRESS}:{DEAF_PORT}/"},
-        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/binding"]}],
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": [operation], "resources": [resource]}],
         "matchConditions": [
             {"name": "ours", "expression": f"request.userInfo.username == '{SCHEDULER_ACCOUNT}'"},
-            {"name": "not-the-first", "expression": f"request.name != '{BOUND_FIRST}'"},
+            {"name": "chosen", "expression": expression},
         ],
         "failurePolicy": "Ignore",
         "timeoutSeconds": 30,
@@ -99,17 +107,13 @@ def bindings_hang(target: Target, node: Cluster) -> Iterator[Callable[[], None]]
         "admissionReviewVersions": ["v1"],
     }
     kind = "ValidatingWebhookConfiguration"
-    target.kubectl.apply(
-        {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": "deaf"}, "webhooks": [webhook]}
-    )
+    kubectl.apply({"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": "deaf"}, "webhooks": [webhook]})
     time.sleep(CONFIGURATION_SECONDS)
-
-    def end() -> None:
-        target.kubectl.delete(kind, "deaf")
-
-    yield end
-    end()
-    node.stop("deaf-webhook")
+    try:
+        yield
+    finally:
+        kubectl.delete(kind, "deaf")
+        node.stop("deaf-webhook")
 
 
 def open_bindings(system: Kubectl) -> float:
