@@ -32,10 +32,13 @@ from tests.e2e.product import (
     GPUS,
     HOLD_OPEN,
     MIB,
+    SHARES_PER_GPU,
     Client,
+    Slice,
     agent_pod,
     metrics,
     parse_events,
+    slice_pod,
     wait_until_agents_rolled_out,
     with_components,
 )
@@ -342,22 +345,67 @@ def test_cordoned_gpu_has_taint(product: Kubectl, node_name: str) -> None:
     eventually(lambda: tainted() == 0, "no taint without a cordon")
 
 
-def test_lost_gpu_has_taint_and_is_unhealthy_in_status_of_its_pod(
+def test_lost_gpu_is_unhealthy_for_its_pod_which_ends_by_policy_only(
     kubectl: Kubectl, product: Kubectl, node_name: str, inject: Inject
 ) -> None:
     """T15."""
-    kubectl.apply(claim("share", request(memory="1Gi")), pod("user", {"main": None}, claim="share"))
-    kubectl.wait_for_phase("user", "Running", seconds=60)
-    device = kubectl.get("resourceclaim", "share")["status"]["allocation"]["devices"]["results"][0]["device"]
-    [uuid] = [one["attributes"]["uuid"]["string"] for one in offered(product) if one["name"] == device]
-    inject("lost", uuid)
+
+    def lose_gpu_of(name: str) -> Mapping[str, Any]:
+        kubectl.apply(claim(name, request(memory="1Gi")), pod(name, {"main": None}, claim=name))
+        kubectl.wait_for_phase(name, "Running", seconds=60)
+        device = kubectl.get("resourceclaim", name)["status"]["allocation"]["devices"]["results"][0]["device"]
+        [lost] = [one for one in offered(product) if one["name"] == device]
+        inject("lost", lost["attributes"]["uuid"]["string"])
+        return lost
+
+    with with_setting(product, "ALIQUOT_LOST_GPU_POLICY=evict", GPUS):
+        lost = lose_gpu_of("ends")
+        eventually(lambda: kubectl.find("pod", "ends") is None, "Kubernetes to delete the pod", otherwise=lambda: str(offered(product)))
+        assert "DeviceTaintManagerEviction" in str(kubectl.events("ends"))
+        inject("recover", lost["attributes"]["uuid"]["string"])
+    lost = lose_gpu_of("user")
 
     def health() -> str:
         return json.dumps(kubectl.get("pod", "user")["status"]["containerStatuses"][0].get("allocatedResourcesStatus"))
 
-    eventually(lambda: taints(product, device) == ["aliquot.dev/unhealthy"], "the taint", otherwise=lambda: str(offered(product)))
+    eventually(lambda: taints(product, lost["name"]) == ["aliquot.dev/unhealthy"], "the taint", otherwise=lambda: str(offered(product)))
     eventually(lambda: "Unhealthy" in health(), "the pod's status to say so", otherwise=health)
     assert kubectl.get("pod", "user")["status"]["phase"] == "Running"
+
+
+def test_node_changes_interface_when_last_pod_of_the_other_ended(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
+    """T17, to the device plugin and back."""
+    system, holder = product.within(AGENT_NAMESPACE), pod("holder", {"main": None}, claim="held")
+
+    def vgpus() -> str:
+        return product.get("node", node_name)["status"]["allocatable"].get(contract.RESOURCE_VGPU, "0")
+
+    kubectl.apply(claim("held", request(memory="1Gi")), holder)
+    kubectl.wait_for_phase("holder", "Running", seconds=60)
+    system.run("set", "env", "daemonset/aliquot-agent", "ALIQUOT_ALLOCATION=plugin")
+    try:
+        eventually(lambda: not offered(product), "the slices to go")
+        assert vgpus() == "0"
+        assert memory_in(kubectl, "holder", "main") == [GIB * MIB]
+        kubectl.delete("pod", "holder")
+        eventually(lambda: vgpus() == str(GPUS * SHARES_PER_GPU), "the vGPUs", otherwise=vgpus)
+        wait_until_agents_rolled_out(system)
+        last = slice_pod("last", Slice(GIB))
+        last["metadata"]["labels"] = {contract.LABEL_ALLOCATION: "plugin"}
+        kubectl.apply(last)
+        kubectl.wait_for_phase("last", "Running", seconds=60)
+    finally:
+        system.run("set", "env", "daemonset/aliquot-agent", "ALIQUOT_ALLOCATION=dra")
+        wait_until_agents_rolled_out(system)
+    eventually(lambda: vgpus() == "0", "no vGPU for new pods", otherwise=vgpus)
+    kubectl.apply(holder)
+    eventually(lambda: "FailedScheduling" in str(kubectl.events("holder")), "no GPU for claims")
+    says = "allocation: dra waits until the last of 1 containers with device IDs has ended"
+    assert says in system.run("logs", agent_pod(product, node_name)["metadata"]["name"], "--container=agent")
+    assert (Client(kubectl, "last").devices()[0]["total_bytes"], offered(product)) == (GIB * MIB, [])
+    kubectl.delete("pod", "last")
+    kubectl.wait_for_phase("holder", "Running", seconds=60)
+    assert len(offered(product)) == GPUS
 
 
 FIXED = f"{contract.RESOURCE_VGPU}-100g"
