@@ -25,14 +25,11 @@ from tests.e2e.invariants import (
 )
 from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import CLIENT, GPU_MEMORY_MIB, GPUS, MIB, Client, Slice, metrics, slice_pod, with_components
-from tests.e2e.test_dra import claim, offered, pod, request, why
+from tests.e2e.test_dra import MANY, claim, offered, pod, request, why, with_setting
 from tests.e2e.test_dra_planned import HIGH, LOW, tainted
 
 SHARE_MIB = 16 * 1024
-ROOM = GPU_MEMORY_MIB // SHARE_MIB
-"""How many pods fit on one GPU."""
-OF_EACH = 6
-HOLD = (CLIENT, "hold", "--mib", "1024")
+HOLD = (CLIENT, "hold", "--mib", "64")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,17 +47,34 @@ def both(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
 @pytest.mark.timeout(480)
 def test_pods_by_both_interfaces_fill_one_gpu_exactly(kubectl: Kubectl, product: Kubectl, node_name: str, shared_gpu: str) -> None:
     """T20."""
-    names = {kind: [f"{kind}-{number}" for number in range(OF_EACH)] for kind in ("claim", "ids")}
-    claims = [with_claim(name, f"{SHARE_MIB}Mi", shared_gpu) for name in names["claim"]]
-    ids = [slice_pod(name, Slice(SHARE_MIB), HOLD, on_gpu(shared_gpu)) for name in names["ids"]]
+    fill_exactly(kubectl, product, node_name, shared_gpu, of_each=6, share_mib=SHARE_MIB)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_many_pods_by_both_interfaces_fill_one_gpu_exactly(kubectl: Kubectl, product: Kubectl, node_name: str, shared_gpu: str) -> None:
+    """T20, with kubelet's default for the pods of a node, of each kind."""
+    share_mib = GPU_MEMORY_MIB // (2 * MANY - 2)
+    with with_setting(product, f"ALIQUOT_SHARES_PER_GPU={2 * MANY}", GPUS):
+        fill_exactly(kubectl, product, node_name, shared_gpu, of_each=MANY, share_mib=share_mib)
+        kubectl.run("delete", "pods", "--all", "--timeout=600s", timeout_seconds=610)
+
+
+def fill_exactly(kubectl: Kubectl, product: Kubectl, node_name: str, gpu: str, *, of_each: int, share_mib: int) -> None:
+    """Have more pods with equal shares of one GPU than fit, and check all until each has run or has the room to."""
+    room = GPU_MEMORY_MIB // share_mib
+    names = {kind: [f"{kind}-{number}" for number in range(of_each)] for kind in ("claim", "ids")}
+    claims = [with_claim(name, f"{share_mib}Mi", gpu) for name in names["claim"]]
+    ids = [slice_pod(name, Slice(share_mib), HOLD, on_gpu(gpu)) for name in names["ids"]]
     kubectl.apply(*(one for pair in zip(claims, ids, strict=True) for one in (*pair[0], pair[1])))
-    for _round in range((2 * OF_EACH - ROOM) // 2 + 1):
-        eventually(lambda: len(running(kubectl)) == ROOM, "all that fit to run", seconds=120, otherwise=lambda: str(running(kubectl)))
+    for _round in range((2 * of_each - room) // 2 + 1):
+        seconds = 60 + 10 * of_each
+        eventually(lambda: len(running(kubectl)) == room, "all that fit to run", seconds=seconds, otherwise=lambda: str(running(kubectl)))
         started = running(kubectl)
         of_kind = {kind: sorted(started & set(names[kind])) for kind in names}
         assert all(of_kind.values()), "both interfaces get a part of the GPU"
         for name in started:
-            assert [device["total_bytes"] for device in Client(kubectl, name).devices()] == [SHARE_MIB * MIB]
+            assert [device["total_bytes"] for device in Client(kubectl, name).devices()] == [share_mib * MIB]
         invariants_hold(kubectl, product, node_name)
         tenants_are_confined(kubectl, *started)
         for name in {one["metadata"]["name"] for one in kubectl.all("pods")} - started:
