@@ -65,8 +65,8 @@ class Invariants:
         self.note()
 
     def note(self) -> None:
-        """Take what runs now as what must not be touched."""
-        self._before = containers(self._pods())
+        """Take what runs now as what must not be touched; a pod that is ending may end."""
+        self._before = containers(pod for pod in self._pods() if "deletionTimestamp" not in pod["metadata"])
 
     def kubelet_forgot(self) -> None:
         """The kubelet's record of what runs was lost: it cannot list these containers again, and only the agent knows what they hold."""

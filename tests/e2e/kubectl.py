@@ -164,7 +164,7 @@ class Kubectl:
         events.sort(key=lambda event: event["metadata"]["creationTimestamp"])
         return [f"{event['reason']}: {event['message']}" for event in events]
 
-    def wait_for_phase(self, pod: str, *phases: str, seconds: float = 30) -> Object:
+    def wait_for_phase(self, pod: str, *phases: str, seconds: float = 60) -> Object:
         """Wait until a pod is in one of the phases.
 
         Raises: AssertionError: it was not in time; says what it was instead and what its events say.
@@ -214,8 +214,10 @@ def _api(kubeconfig: Path, changed: int) -> Api:
     return Api(kubeconfig)
 
 
-def eventually(ask: Callable[[], Any], what: str, *, seconds: float = 30, otherwise: Callable[[], str] = lambda: "") -> Any:
+def eventually(ask: Callable[[], Any], what: str, *, seconds: float = 60, otherwise: Callable[[], str] = lambda: "") -> Any:
     """Ask until the answer is true.
+
+    An object or a field that is missing is no answer yet: controllers write fields one after another, and replace objects meanwhile.
 
     Args:
         ask: called again and again.
@@ -228,10 +230,18 @@ def eventually(ask: Callable[[], Any], what: str, *, seconds: float = 30, otherw
     __tracebackhide__ = True
     deadline = time.monotonic() + seconds
     while True:
-        answer = ask()
+        answer, missing = _attempt(ask)
         if answer:
             return answer
         if time.monotonic() > deadline:
-            seen = otherwise() or f"last answer: {answer!r}"
-            raise AssertionError(f"waited {seconds:.0f} s for {what}\n{seen}")
+            seen, _ = _attempt(otherwise)
+            raise AssertionError(f"waited {seconds:.0f} s for {what}\n{seen or f'last answer: {missing or answer!r}'}") from missing
         time.sleep(0.2)
+
+
+def _attempt(ask: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """Ask once. Returns: the answer, or what was missing."""
+    try:
+        return ask(), None
+    except (KubectlError, ApiError, LookupError, StopIteration) as missing:
+        return None, missing

@@ -12,6 +12,7 @@ from kubernetes.utils.quantity import parse_quantity
 from aliquot import contract
 from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import CLIENT_IMAGE, GPU_MEMORY_MIB, MIB, parse_events
+from tests.e2e.test_refusals import wait_until_it_says
 from tests.rendering import EXAMPLES
 
 pytestmark = pytest.mark.usefixtures("product")
@@ -119,11 +120,7 @@ def test_an_example_runs_with_what_it_asks_for(kubectl: Kubectl, applied: list[O
 @pytest.mark.parametrize("name", WAITS)
 def test_example_beyond_cluster_capacity_states_that(kubectl: Kubectl, applied: list[Object], name: str) -> None:
     [pod] = [item["metadata"]["name"] for item in applied]
-
-    def said() -> list[str]:
-        return [event for event in kubectl.events(pod) if event.startswith("FailedScheduling")]
-
-    assert WAITS[name] in eventually(said, "the scheduler to say why", otherwise=lambda: kubectl.explain(pod))[-1]
+    wait_until_it_says(kubectl, pod, WAITS[name])
 
 
 @pytest.mark.parametrize("name", ["quota"])

@@ -59,7 +59,7 @@ def test_lost_gpu_gets_no_new_work_and_keeps_its_containers(
         lambda: product.get("node", node_name)["status"]["allocatable"][contract.RESOURCE_VGPU] == str((GPUS - 1) * SHARES_PER_GPU),
         "the kubelet to count its shares out",
     )
-    assert condition(product, node_name)["status"] == "False"
+    eventually(lambda: condition(product, node_name)["status"] == "False", "the node to say that a GPU is not healthy")
     eventually(lambda: reported(kubectl, "holder", contract.EVENT_REASON_GPU_UNHEALTHY), "an event on its pod")
     kubectl.apply(slice_pod("waiter", Slice(1024), annotations=on_gpu(lost)), slice_pod("elsewhere", Slice(1024)))
     kubectl.wait_for_phase("elsewhere", "Running")

@@ -11,17 +11,17 @@ pytestmark = pytest.mark.usefixtures("product")
 
 def test_request_above_any_gpu_waits_and_states_that_none_is_large_enough(kubectl: Kubectl) -> None:
     kubectl.apply(slice_pod("too-large", Slice(GPU_MEMORY_MIB + 1)))
-    assert "1 not enough free memory on one GPU" in _why_it_waits(kubectl, "too-large")
+    wait_until_it_says(kubectl, "too-large", "1 not enough free memory on one GPU")
 
 
 def test_more_than_the_node_has_waits_and_says_for_which_resource(kubectl: Kubectl) -> None:
     kubectl.apply(slice_pod("hopeless", Slice(GPUS * GPU_MEMORY_MIB + 8, vgpus=GPUS)))
-    assert "Insufficient nvidia.com/vgpu-memory" in _why_it_waits(kubectl, "hopeless")
+    wait_until_it_says(kubectl, "hopeless", "Insufficient nvidia.com/vgpu-memory")
 
 
 def test_gpu_type_missing_in_cluster_is_named(kubectl: Kubectl) -> None:
     kubectl.apply(slice_pod("picky", Slice(1024), annotations={"aliquot.dev/gpu-type": "B200"}))
-    assert "1 GPUs excluded by the pod's gpu-type or gpu-uuid" in _why_it_waits(kubectl, "picky")
+    wait_until_it_says(kubectl, "picky", "1 GPUs excluded by the pod's gpu-type or gpu-uuid")
 
 
 def test_pod_bound_by_other_scheduler_gets_no_gpu_and_event_with_remedy(kubectl: Kubectl) -> None:
@@ -38,10 +38,10 @@ def test_pod_bound_by_other_scheduler_gets_no_gpu_and_event_with_remedy(kubectl:
     assert "aliquot.dev/assignment" in said[0]
 
 
-def _why_it_waits(kubectl: Kubectl, pod: str) -> str:
-    """The scheduler's last word about a pod that waits."""
+def wait_until_it_says(kubectl: Kubectl, pod: str, reason: str) -> None:
+    """Wait until the scheduler says why a pod waits. A scheduler that has just started may say something else first."""
 
     def said() -> list[str]:
-        return [event for event in kubectl.events(pod) if event.startswith("FailedScheduling")]
+        return [event for event in kubectl.events(pod) if event.startswith("FailedScheduling") and reason in event]
 
-    return eventually(said, "the scheduler to say why", otherwise=lambda: kubectl.explain(pod))[-1]
+    eventually(said, f"the scheduler to say: {reason}", otherwise=lambda: kubectl.explain(pod))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scheduler and extender end in the middle of their work; what they began is finished exactly once."""
 
+import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -25,8 +25,6 @@ BOUND_FIRST = "member-0"
 GANG = (BOUND_FIRST, *(f"member-{number}" for number in range(1, 4)))
 LEASE_SECONDS = 15
 DEAF_PORT = 9997
-CONFIGURATION_SECONDS = 2.0
-"""How long the API server may take to heed a new webhook configuration."""
 SCHEDULER_ACCOUNT = f"system:serviceaccount:{AGENT_NAMESPACE}:aliquot-scheduler"
 
 
@@ -93,8 +91,24 @@ def calls_hang(kubectl: Kubectl, node: Cluster, operation: str, resource: str, e
     """
     deaf = f"import socket, time; server = socket.create_server(('', {DEAF_PORT}), backlog=128); time.sleep(3600)"
     node.start("deaf-webhook", Component([sys.executable, "-c", deaf]))
-    webhook = {
-        "name": "deaf.aliquot.test",
+    webhooks = [
+        deaf_webhook("calls", operation, resource, expression),
+        deaf_webhook("probe", "CREATE", "pods/binding", "request.name == 'none'"),
+    ]
+    kind = "ValidatingWebhookConfiguration"
+    kubectl.apply({"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": "deaf"}, "webhooks": webhooks})
+    eventually(lambda: is_held(kubectl), "the API server to heed the webhooks")
+    try:
+        yield
+    finally:
+        kubectl.delete(kind, "deaf")
+        node.stop("deaf-webhook")
+
+
+def deaf_webhook(name: str, operation: str, resource: str, expression: str) -> Object:
+    """A webhook for calls of our scheduler; its server does not reply."""
+    return {
+        "name": f"{name}.aliquot.test",
         "clientConfig": {"url": f"https://{NODE_ADDRESS}:{DEAF_PORT}/"},
         "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": [operation], "resources": [resource]}],
         "matchConditions": [
@@ -106,14 +120,19 @@ def calls_hang(kubectl: Kubectl, node: Cluster, operation: str, resource: str, e
         "sideEffects": "None",
         "admissionReviewVersions": ["v1"],
     }
-    kind = "ValidatingWebhookConfiguration"
-    kubectl.apply({"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": "deaf"}, "webhooks": [webhook]})
-    time.sleep(CONFIGURATION_SECONDS)
+
+
+def is_held(kubectl: Kubectl) -> bool:
+    """Whether calls of our scheduler wait: the binding of a pod that does not exist is refused at once otherwise."""
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "none"}, "target": {"kind": "Node", "name": "none"}}
     try:
-        yield
-    finally:
-        kubectl.delete(kind, "deaf")
-        node.stop("deaf-webhook")
+        kubectl.run(
+            "create", "--raw=/api/v1/namespaces/default/pods/none/binding", "--filename=-", f"--as={SCHEDULER_ACCOUNT}",
+            "--request-timeout=1s", stdin=json.dumps(binding),
+        )  # fmt: skip
+    except KubectlError as refused:
+        return "not found" not in str(refused)
+    return False
 
 
 def open_bindings(system: Kubectl) -> float:
@@ -154,8 +173,13 @@ def scheduler_away(system: Kubectl) -> Iterator[None]:
 
 
 def leader(system: Kubectl) -> str:
-    """The pod with the kube-scheduler that leads."""
-    return system.get("lease", contract.SCHEDULER_NAME)["spec"]["holderIdentity"].rpartition("_")[0]
+    """The pod with the kube-scheduler that leads, once one that is there does: a lease outlives its holder."""
+
+    def holder() -> str:
+        name: str = system.get("lease", contract.SCHEDULER_NAME)["spec"]["holderIdentity"].rpartition("_")[0]
+        return name if system.find("pod", name) else ""
+
+    return eventually(holder, "a kube-scheduler to lead")
 
 
 def container_id(pod: Object, name: str) -> str:

@@ -88,7 +88,7 @@ class Cluster:
 
     def _bring_up(self, archives: list[Path]) -> None:
         ready = self.run_dir / "pids/ready"
-        eventually(lambda: ready.exists() or self._node.poll() is not None, "the node's namespaces", seconds=30)
+        eventually(lambda: ready.exists() or self._node.poll() is not None, "the node's namespaces")
         if not ready.exists():
             raise RuntimeError("the node's init process ended while it prepared the namespaces")
         (self.run_dir / "node/etc/cni/net.d").mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class Cluster:
             self.import_image(archive)
         self.start("kubelet")
         eventually(lambda: _is_ready(kubectl), f"node {NODE_NAME} to be Ready", seconds=90)
-        eventually(lambda: _answers(kubectl, "get", "serviceaccount", "default"), "the default service account", seconds=30)
+        eventually(lambda: _answers(kubectl, "get", "serviceaccount", "default"), "the default service account")
 
     # --- what scenarios may do ------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class Cluster:
         """Have a component not running; returns when it has ended."""
         (self.run_dir / "wanted" / f"{name}.json").unlink()
         pid_file = self.run_dir / "pids" / name
-        eventually(lambda: not pid_file.exists(), f"{name} to end", seconds=20)
+        eventually(lambda: not pid_file.exists(), f"{name} to end")
 
     def restart(self, name: str) -> None:
         """Stop and start a component, as its unit's restart would."""
@@ -138,7 +138,8 @@ class Cluster:
         self.start(name)
 
     def kill(self, name: str) -> None:
-        """End a component without a word; it is started again a second later."""
+        """End a component without a word; it is started again a second later. One that was just killed is waited for."""
+        eventually((self.run_dir / "pids" / name).exists, f"{name} to run")
         os.kill(namespaces.host_pid(self.run_dir, name), signal.SIGKILL)
 
     def kill_container(self, container_id: str) -> None:
@@ -151,7 +152,7 @@ class Cluster:
 
     def import_image(self, archive: Path) -> None:
         """Give the node an image."""
-        eventually(lambda: self.in_node("test", "-S", CONTAINERD_SOCKET).returncode == 0, "containerd's socket", seconds=30)
+        eventually(lambda: self.in_node("test", "-S", CONTAINERD_SOCKET).returncode == 0, "containerd's socket")
         self._ctr("images", "import", "--local", str(archive.resolve()))
 
     @contextmanager
