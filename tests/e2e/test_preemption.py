@@ -8,8 +8,8 @@ from tests.e2e.kubectl import Kubectl, Object
 from tests.e2e.product import GPU_MEMORY_MIB, GPUS, Slice, slice_pod
 
 LOW, HIGH = "aliquot-best-effort", "aliquot-production"
-MIN_RUNTIME_SECONDS = 20
-DELAY_SECONDS = 12
+MIN_RUNTIME_SECONDS = 12
+DELAY_SECONDS = 8
 START_SECONDS = 120
 
 

@@ -46,7 +46,7 @@ RUN for library in /usr/local/lib/aliquot/*.so*; do echo next >> $library; done
 """Other bytes with the same meaning: the loader reads an ELF file by its headers."""
 
 
-@pytest.mark.parametrize("pods", [40, pytest.param(200, marks=pytest.mark.scale)])
+@pytest.mark.parametrize("pods", [24, pytest.param(40, marks=pytest.mark.soak), pytest.param(200, marks=pytest.mark.scale)])
 @pytest.mark.timeout(1300)
 def test_agent_killed_randomly_during_pod_storm_gives_every_pod_own_share(
     invariants: Invariants, kubectl: Kubectl, node: Cluster, product: Kubectl, node_name: str, pods: int

@@ -148,7 +148,7 @@ def _kubelet_configuration(config: Path) -> dict[str, object]:
         "makeIPTablesUtilChains": False,
         "maxPods": 250,
         "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},  # scenarios kill the same container several times
-        "syncFrequency": "10s",  # how soon a pod sees another content of its Secrets; the default, a minute, is only waited for
+        "syncFrequency": "3s",  # how soon a pod sees another content of its Secrets; the default, a minute, is only waited for
         "nodeStatusUpdateFrequency": "2s",  # how soon what is offered changes; the default, 10 s, is only waited for
         "nodeStatusReportFrequency": "5m",  # the default, which would follow the other
         "imageGCHighThresholdPercent": 100,  # images are imported, not pulled: one collected would be gone
