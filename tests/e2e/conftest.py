@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 import yaml
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling, Scheduling
 
 from aliquot import contract
 from tests.e2e.cluster.cluster import Cluster, running_cluster
@@ -25,11 +27,24 @@ from tests.e2e.cluster.namespaces import cgroup_name
 from tests.e2e.cluster.paths import BUILD, RUN
 from tests.e2e.invariants import Invariants
 from tests.e2e.kubectl import Kubectl, Object, eventually
-from tests.e2e.product import AGENT_NAMESPACE, SIMULATED_OVERLAY, all_images, install, metrics
+from tests.e2e.product import AGENT_NAMESPACE, PLAIN, all_images, install, metrics, roll_out, uninstall
 
 _SCENARIO_SECONDS = 240
 _CLUSTERS = 2
 _WITHOUT_PRODUCT = {"bare", "without_product"}
+_TOGETHER = (
+    ("test_without_dra", "test_mig", "test_dra_as_134", "test_dra", "test_dra_planned", "test_dra_both"),
+    (
+        "test_migration", "test_queues", "test_owner_groups", "test_consolidation", "test_backfill", "test_whole_gpus", "test_mps",
+        "test_without_scheduler",
+    ),
+)  # fmt: skip
+"""Files that one process runs, in this order: their variants of the product follow each other without a rollback in between."""
+_LONG = (
+    "test_storms", "test_node_faults", "test_gpu_faults", "test_scheduler_faults", "test_examples", "test_slices", "test_audit",
+    "test_restarts", "test_admission", "test_workloads",
+)  # fmt: skip
+"""Further files that take minutes. They come before the others, so that all processes end at the same time."""
 _LOG_SIZES = pytest.StashKey[Mapping[str, int]]()
 
 
@@ -39,7 +54,9 @@ class Target:
 
     kubectl: Kubectl
     local: Cluster | None
-    """The cluster this run brought up; None when KUBECONFIG names one that exists."""
+    """The cluster on this machine; None when KUBECONFIG names another one."""
+    is_kept: bool = False
+    """Whether the cluster was there before this run, and is afterwards."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -67,17 +84,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_order(items))
 
 
-def _order(items: Iterable[pytest.Item]) -> Callable[[pytest.Item], tuple[bool, bool]]:
-    """Return the sort key: scenarios that need the product come last.
+class _ByFiles(LoadFileScheduling):
+    """Gives whole files to the processes, and those of _TOGETHER to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return next((" ".join(files) for files in _TOGETHER if Path(file).stem in files), file)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    return _ByFiles(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def _order(items: Iterable[pytest.Item]) -> Callable[[pytest.Item], tuple[bool, int, bool]]:
+    """Return the sort key: scenarios that need the product come last, and the longest files of those first.
 
     One process runs all scenarios of a file, so files that need no product at all come before those with both kinds.
     """
+    first = [*(name for files in _TOGETHER for name in files), *_LONG]
 
     def needs_product(item: pytest.Item) -> bool:
         return _WITHOUT_PRODUCT.isdisjoint(getattr(item, "fixturenames", ()))
 
     files = {item.path for item in items if needs_product(item)}
-    return lambda item: (item.path in files, needs_product(item))
+    ranks = {name: rank for rank, name in enumerate(first)}
+    return lambda item: (item.path in files, ranks.get(item.path.stem, len(ranks)), needs_product(item))
 
 
 @contextmanager
@@ -97,16 +129,16 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     """The cluster under test, for the whole run."""
     named = os.environ.get("KUBECONFIG")
     if named:
-        yield Target(Kubectl(shutil.which("kubectl") or str(built_programs(KUBERNETES) / "kubectl"), Path(named)), local=None)
+        yield Target(Kubectl(shutil.which("kubectl") or str(built_programs(KUBERNETES) / "kubectl"), Path(named)), local=None, is_kept=True)
         return
-    before = _machine()
+    before, is_kept = _machine(), Cluster().is_up()
     with ExitStack() as cluster:
         try:
             with _or_end(request, "a cluster"):
                 local = cluster.enter_context(running_cluster())
         except UnavailableError as missing:
             pytest.skip(f"no cluster to test on: {missing}")
-        yield Target(local.kubectl(), local)
+        yield Target(local.kubectl(), local, is_kept)
     left = _machine() - before
     assert not left, f"the cluster is down and left behind: {sorted(left)}"
 
@@ -140,11 +172,20 @@ def supplied(target: Target, request: pytest.FixtureRequest) -> Target:
 
 
 @pytest.fixture(scope="session")
-def product(supplied: Target, request: pytest.FixtureRequest) -> Kubectl:
-    """The agent, installed from the manifests on simulated GPUs; kubectl for the objects of no namespace."""
+def installation(supplied: Target, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
+    """The product, installed from the manifests on simulated GPUs, in any variant. A cluster that is kept gets it without one."""
     with _or_end(request, "the product, installed,"):
         install(supplied.kubectl)
-    return supplied.kubectl
+    yield supplied.kubectl
+    if supplied.is_kept:
+        roll_out(supplied.kubectl, PLAIN)
+
+
+@pytest.fixture(scope="module")
+def product(installation: Kubectl, request: pytest.FixtureRequest) -> Kubectl:
+    """The product in the variant that the module states; kubectl for the objects of no namespace."""
+    roll_out(installation, getattr(request.module, "VARIANT", PLAIN))
+    return installation
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +200,7 @@ def bare(supplied: Target) -> Iterator[Target]:
     kubectl = supplied.kubectl
     installed = kubectl.all("namespaces", f"--field-selector=metadata.name={AGENT_NAMESPACE}")
     if installed:
-        kubectl.run("delete", f"--kustomize={SIMULATED_OVERLAY}", "--ignore-not-found", timeout_seconds=180)
+        uninstall(kubectl)
     yield supplied
     kubectl.delete("namespace", AGENT_NAMESPACE)  # Helm leaves the one it made
     if installed:
@@ -167,48 +208,52 @@ def bare(supplied: Target) -> Iterator[Target]:
 
 
 @pytest.fixture(scope="session")
-def looked_at(product: Kubectl) -> Callable[[Iterable[Object]], None]:
+def looked_at(installation: Kubectl) -> Callable[[Iterable[Object]], None]:
     """Have the API server validate objects as strictly as it can: each one once, even if several installations have it."""
     taken: set[str] = set()
 
     def look(objects: Iterable[Object]) -> None:
         fresh = {text: one for one in objects if (text := json.dumps(one, sort_keys=True)) not in taken}
         if fresh:
-            product.run("apply", "--filename=-", "--dry-run=server", "--validate=strict", stdin=yaml.safe_dump_all(fresh.values()))
+            installation.run("apply", "--filename=-", "--dry-run=server", "--validate=strict", stdin=yaml.safe_dump_all(fresh.values()))
         taken.update(fresh)
 
     return look
 
 
 @pytest.fixture(scope="session")
-def operator_kinds(product: Kubectl) -> Iterator[None]:
+def operator_kinds(installation: Kubectl) -> Iterator[None]:
     """The kinds of the Prometheus Operator that our monitoring has objects of; a cluster that has them already keeps its own."""
     kinds = ("servicemonitors", "prometheusrules")
-    missing = [kind for kind in kinds if not product.run("get", "crd", f"{kind}.monitoring.coreos.com", "--ignore-not-found")]
+    missing = [kind for kind in kinds if not installation.run("get", "crd", f"{kind}.monitoring.coreos.com", "--ignore-not-found")]
     try:
         definitions = {kind: operator_definitions() / f"monitoring.coreos.com_{kind}.yaml" for kind in missing}
     except UnavailableError as lacking:
         pytest.skip(f"the Prometheus Operator's kinds are not in this cluster: {lacking}")
     for definition in definitions.values():
-        product.run("apply", "--server-side", f"--filename={definition}")
-    product.wait_until_served(*(f"{kind}.monitoring.coreos.com" for kind in missing))
+        installation.run("apply", "--server-side", f"--filename={definition}")
+    installation.wait_until_served(*(f"{kind}.monitoring.coreos.com" for kind in missing))
     yield
     for kind in missing:
-        product.delete("crd", f"{kind}.monitoring.coreos.com")
+        installation.delete("crd", f"{kind}.monitoring.coreos.com")
 
 
 @pytest.fixture
 def node_name(product: Kubectl) -> str:
     """A node the agent runs on."""
-    return product.within(AGENT_NAMESPACE).all(
-        "pods", "--selector=app.kubernetes.io/name=aliquot-agent", "--field-selector=status.phase=Running"
-    )[0]["spec"]["nodeName"]
+    system = product.within(AGENT_NAMESPACE)
+    agent = ("--selector=app.kubernetes.io/name=aliquot-agent", "--field-selector=status.phase=Running")
+    return eventually(lambda: system.all("pods", *agent)[0]["spec"]["nodeName"], "an agent that runs")
 
 
 @pytest.fixture
 def shared_gpu(product: Kubectl, node_name: str) -> str:
     """The UUID of a GPU, for pods that must share one."""
-    return next(labels["device_uuid"] for name, labels, _ in metrics(product, node_name) if name == "aliquot_device_memory_total_bytes")
+
+    def reported() -> list[str]:
+        return [labels["device_uuid"] for name, labels, _ in metrics(product, node_name) if name == "aliquot_device_memory_total_bytes"]
+
+    return eventually(reported, "the agent to report its GPUs")[0]
 
 
 @pytest.fixture
@@ -246,12 +291,16 @@ def own_namespace(target: Target, name: str, *, adopted: bool = False) -> Iterat
     target.kubectl.api.send("POST", "/api/v1/namespaces", namespace_object(name, labels))
     own = target.kubectl.within(name)
     try:
-        # The API server refuses pods until a controller made it, which takes a while after the control plane was restarted.
-        eventually(lambda: own.find("serviceaccount", "default"), "the namespace's service account", seconds=60)
+        wait_until_pods_are_accepted(own)
         yield own
     finally:
         own.delete("pods", "--all")
         target.kubectl.delete("namespace", name, wait=False)
+
+
+def wait_until_pods_are_accepted(own: Kubectl) -> None:
+    """Wait for the account of a new namespace: a controller makes it, which takes a while after the control plane was restarted."""
+    eventually(lambda: own.find("serviceaccount", "default"), "the namespace's service account")
 
 
 def pytest_runtest_call(item: pytest.Item) -> None:

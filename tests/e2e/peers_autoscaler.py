@@ -187,10 +187,10 @@ def test_pod_that_only_single_gpus_do_not_fit_adds_no_node_and_why_names_cause(f
 
 
 @pytest.fixture
-def queued(product: Kubectl, node: Cluster, request_kind: None, scratch_in_tree: Path) -> Iterator[Kubectl]:
+def queued(product: Kubectl, node: Cluster, request_kind: None) -> Iterator[Kubectl]:
     """The product with its check, and Kueue."""
     del request_kind
-    with with_components(product, ["kueue"], scratch_in_tree), installed(product, node, replace(KUEUE_CONTROLLER, configure=configure)):
+    with with_components(product, ["kueue"]), installed(product, node, replace(KUEUE_CONTROLLER, configure=configure)):
         yield product
 
 

@@ -106,9 +106,9 @@ def files() -> Sequence[Any]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def dra(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
+def dra(product: Kubectl) -> Iterator[None]:
     """The product with all GPUs in slices, and the classes of the two drivers."""
-    with with_components(product, ["dra"], scratch_in_tree):
+    with with_components(product, ["dra"]):
         system = product.within(AGENT_NAMESPACE)
         system.run("set", "env", "daemonset/aliquot-agent", "ALIQUOT_DRA_ADMIN_ACCESS=true")
         wait_until_agents_rolled_out(system)

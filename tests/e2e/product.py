@@ -2,8 +2,10 @@
 """The product under test, installed as users install it, and the pods that use it."""
 
 import json
+import tempfile
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,18 +40,9 @@ BECOME_ROOT = "/bin/become-root"
 """In the first image: does what sudo does, with the program it is given."""
 MUSL_IMAGE = "aliquot.test/musl-client:e2e"
 AGENT_NAMESPACE = "aliquot-system"
-SIMULATED_OVERLAY = ROOT / "deploy/daemonset/overlays/simulated"
-WITH_COMPONENTS = """\
-apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources: [{daemonset}/overlays/simulated]
-components: [{components}]
-"""
-WITH_SETTINGS = """\
-configMapGenerator:
-  - {name: aliquot-scheduler-config, namespace: aliquot-system, behavior: merge, files: [config.yaml]}
-"""
-DOCKERFILE = ROOT / "deploy/daemonset/Dockerfile"
+DAEMONSET = ROOT / "deploy/daemonset"
+SIMULATED_OVERLAY = DAEMONSET / "overlays/simulated"
+DOCKERFILE = DAEMONSET / "Dockerfile"
 BUILD_OPTIONS = Options(folder=BUILD / "layers")
 RESERVATIONS = "aliquot_scheduler_reservations"
 """The schedulers' metric of room that is kept for pods that are not bound, and for replacements of pods that move."""
@@ -84,6 +77,61 @@ def all_images() -> list[Path]:
         return [*product_images(), kube_scheduler_image(), client_image(), musl_image()]
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How the product differs from the overlay with simulated GPUs. A module of tests states its own as VARIANT."""
+
+    components: tuple[str, ...] = ()
+    """Of deploy/daemonset/components, in this order."""
+    patches: tuple[Object, ...] = ()
+    """Further patches of the kustomization."""
+    config_maps: tuple[Object, ...] = ()
+    """Its generators of ConfigMaps, which may name ``files``."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    overlay: str = "simulated"
+
+
+def patch(kind: str, name: str, *operations: Object) -> Object:
+    """Return a patch of one of our objects, for a variant."""
+    return {"target": {"kind": kind, "name": name}, "patch": yaml.safe_dump(list(operations))}
+
+
+def agents_with(**variables: str) -> Object:
+    """Return a patch: the agents have further settings."""
+    return patch("DaemonSet", "aliquot-agent", *_added_variables(0, variables))
+
+
+def schedulers_with(**variables: str) -> Object:
+    """Return a patch: the extenders have further settings."""
+    return patch("Deployment", "aliquot-scheduler", *_added_variables(1, variables))
+
+
+def _added_variables(container: int, variables: Mapping[str, str]) -> Iterator[Object]:
+    path = f"/spec/template/spec/containers/{container}/env/-"
+    yield from ({"op": "add", "path": path, "value": {"name": name, "value": value}} for name, value in variables.items())
+
+
+PLAIN = Variant()
+_ALL_AT_ONCE = patch("Deployment", "aliquot-scheduler", {"op": "replace", "path": "/spec/strategy/rollingUpdate/maxSurge", "value": "100%"})
+"""Starts both replicas of the scheduler together, which halves the time of a rollout."""
+Names = set[tuple[str, str, str]]
+"""Kind, namespace and name of objects."""
+
+
+@dataclass(slots=True)
+class _Installed:
+    """What a cluster has of the product."""
+
+    variant: Variant | None = None
+    """None before the first rollout, and while one is not finished."""
+    names: Names = field(default_factory=set)
+    """Of all objects that may be there."""
+
+
+_INSTALLED: dict[Path, _Installed] = defaultdict(_Installed)
+"""By kubeconfig."""
+
+
 def install(kubectl: Kubectl) -> None:
     """Install the product with the simulated driver on every node, from the manifests as they are; returns when it serves."""
     install_manifests(kubectl)
@@ -91,6 +139,14 @@ def install(kubectl: Kubectl) -> None:
     eventually(
         lambda: _every_inventory_is_there(kubectl), "every node's GPUs in the inventory", otherwise=lambda: kubectl.run("get", "gpunodes")
     )
+    _INSTALLED[kubectl.kubeconfig] = _Installed(PLAIN, _names(kubectl.run("kustomize", str(SIMULATED_OVERLAY))))
+
+
+def uninstall(kubectl: Kubectl) -> None:
+    """Remove the product, whatever variant of it is installed."""
+    kubectl.run("delete", f"--kustomize={SIMULATED_OVERLAY}", "--ignore-not-found", timeout_seconds=180)
+    names = _INSTALLED.pop(kubectl.kubeconfig, _Installed()).names
+    _delete(kubectl, {(kind, namespace, name) for kind, namespace, name in names if not namespace})
 
 
 def install_without_agents(kubectl: Kubectl) -> None:
@@ -106,38 +162,83 @@ def install_manifests(kubectl: Kubectl) -> None:
     kubectl.apply_kustomization(SIMULATED_OVERLAY)
 
 
-@contextmanager
-def with_components(kubectl: Kubectl, components: Sequence[str], scratch: Path, settings: Object | None = None) -> Iterator[None]:
-    """Roll the product out with some of deploy/daemonset/components inside the block.
+def roll_out(kubectl: Kubectl, variant: Variant) -> None:
+    """Have the product as a variant of it, and no object of the variant before; returns when it serves.
 
-    Args: scratch: a folder of this source tree. settings: further settings for the scheduler's file.
+    Nothing is rolled back after a module of tests: the next one may need another variant.
     """
-    daemonset = Path("../" * len(scratch.relative_to(ROOT).parts)) / "deploy/daemonset"
-    paths = ", ".join(f"{daemonset}/components/{component}" for component in components)
-    text = WITH_COMPONENTS.format(daemonset=daemonset, components=paths)
-    if settings is not None:
-        shipped = yaml.safe_load((ROOT / "deploy/daemonset/scheduler/config.yaml").read_text())
-        (scratch / "config.yaml").write_text(yaml.safe_dump({**shipped, **settings}))
-        text += WITH_SETTINGS
-    (scratch / "kustomization.yaml").write_text(text)
-    kubectl.apply_kustomization(scratch)
-    wait_until_rolled_out(kubectl.within(AGENT_NAMESPACE))
+    installed = _INSTALLED[kubectl.kubeconfig]
+    if installed.variant == variant:
+        return
+    installed.variant = None
+    text = _rendered(kubectl, variant)
+    wanted = _names(text)
+    installed.names |= wanted
+    kubectl.run("apply", "--filename=-", stdin=text)
+    system = kubectl.within(AGENT_NAMESPACE)
+    wait_until_agents_rolled_out(system)
+    if ("Deployment", AGENT_NAMESPACE, "aliquot-scheduler") in wanted:
+        wait_until_schedulers_rolled_out(system)
+    left = installed.names - wanted
+    _delete(kubectl, left)
+    if any(kind == "DeviceClass" for kind, _, _ in left):
+        eventually(lambda: not kubectl.all("resourceslices"), "no device of a driver that has left", seconds=90)
+    installed.names, installed.variant = wanted, variant
+
+
+def forget_variant(kubectl: Kubectl) -> None:
+    """Have the next rollout apply all objects: some were changed or deleted by a test."""
+    _INSTALLED[kubectl.kubeconfig].variant = None
+
+
+@contextmanager
+def with_components(kubectl: Kubectl, components: Sequence[str], settings: Object | None = None) -> Iterator[None]:
+    """Roll the product out with some of deploy/daemonset/components inside the block, and as it was afterwards.
+
+    Args: settings: further settings for the scheduler's file.
+    """
+    if settings is None:
+        variant = Variant(tuple(components))
+    else:
+        shipped = yaml.safe_load((DAEMONSET / "scheduler/config.yaml").read_text())
+        generator = {"name": "aliquot-scheduler-config", "namespace": AGENT_NAMESPACE, "behavior": "merge", "files": ["config.yaml"]}
+        variant = Variant(tuple(components), config_maps=(generator,), files={"config.yaml": yaml.safe_dump({**shipped, **settings})})
+    roll_out(kubectl, variant)
     yield
-    install_manifests(kubectl)
-    wait_until_rolled_out(kubectl.within(AGENT_NAMESPACE))
-    remove_objects_of_components(kubectl, scratch)
+    roll_out(kubectl, PLAIN)
 
 
-def remove_objects_of_components(kubectl: Kubectl, folder: Path) -> None:
-    """Delete what a kustomization has and the product without components has not."""
-    for kind, namespace, name in sorted(_objects(kubectl, folder) - _objects(kubectl, SIMULATED_OVERLAY)):
+def kustomization(folder: Path, variant: Variant) -> Object:
+    """Return the kustomization of a variant. Args: folder: of this source tree, where it will be."""
+    daemonset = Path("../" * len(folder.relative_to(ROOT).parts)) / "deploy/daemonset"
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [f"{daemonset}/overlays/{variant.overlay}"],
+        "components": [f"{daemonset}/components/{component}" for component in variant.components],
+        "configMapGenerator": list(variant.config_maps),
+        "patches": [_ALL_AT_ONCE, *variant.patches],
+    }
+
+
+def _rendered(kubectl: Kubectl, variant: Variant) -> str:
+    """Return the objects of a variant, as YAML."""
+    with tempfile.TemporaryDirectory(dir=BUILD) as name:  # kustomize reads files of one tree only
+        folder = Path(name)
+        for file, text in variant.files.items():
+            (folder / file).write_text(text)
+        (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization(folder, variant)))
+        return kubectl.run("kustomize", name)
+
+
+def _names(text: str) -> Names:
+    """Return the names of the objects in YAML."""
+    return {(one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"]) for one in yaml.safe_load_all(text)}
+
+
+def _delete(kubectl: Kubectl, names: Names) -> None:
+    for kind, namespace, name in sorted(names):
         (kubectl.within(namespace) if namespace else kubectl).delete(kind, name)
-
-
-def _objects(kubectl: Kubectl, folder: Path) -> set[tuple[str, str, str]]:
-    """The objects of a kustomization: kind, namespace and name."""
-    made = [item["metadata"] | {"kind": item["kind"]} for item in yaml.safe_load_all(kubectl.run("kustomize", str(folder)))]
-    return {(item["kind"], item.get("namespace", ""), item["name"]) for item in made}
 
 
 def wait_until_rolled_out(system: Kubectl) -> None:
@@ -192,11 +293,16 @@ def scheduler_metric(system: Kubectl, name: str, **labels: str) -> float:
 
 def agent_pod(kubectl: Kubectl, node: str) -> Object:
     """The agent of a node."""
-    pods = kubectl.within(AGENT_NAMESPACE).all("pods", "--selector=app.kubernetes.io/name=aliquot-agent")
+    return pod_on(kubectl, "aliquot-agent", node)
+
+
+def pod_on(kubectl: Kubectl, daemonset: str, node: str) -> Object:
+    """The pod of one of our DaemonSets on a node. Raises: LookupError: none is there, or a second one during an update."""
+    pods = kubectl.within(AGENT_NAMESPACE).all("pods", f"--selector=app.kubernetes.io/name={daemonset}")
     # the pod that a DaemonSet has just made has no nodeName until kube-scheduler binds it
     found = [pod for pod in pods if pod["spec"].get("nodeName") == node and "deletionTimestamp" not in pod["metadata"]]
     if len(found) != 1:
-        raise AssertionError(f"expected one agent on node {node}, found {len(found)}")
+        raise LookupError(f"expected one pod of {daemonset} on node {node}, found {len(found)}")
     return found[0]
 
 
@@ -331,4 +437,4 @@ def _schedulers_rolled_out(system: Kubectl) -> bool:
 def _every_inventory_is_there(kubectl: Kubectl) -> bool:
     agents = kubectl.within(AGENT_NAMESPACE).all("pods", "--selector=app.kubernetes.io/name=aliquot-agent")
     inventories = {item["metadata"]["name"]: item.get("status", {}).get("devices", []) for item in kubectl.all("gpunodes")}
-    return all(len(inventories.get(agent["spec"]["nodeName"], [])) == GPUS for agent in agents)
+    return all(len(inventories.get(agent["spec"].get("nodeName", ""), [])) == GPUS for agent in agents)

@@ -9,7 +9,7 @@ import pytest
 
 from aliquot import contract
 from tests.e2e.cluster.paths import ROOT
-from tests.e2e.conftest import Target, namespace_object
+from tests.e2e.conftest import Target, namespace_object, wait_until_pods_are_accepted
 from tests.e2e.kubectl import Kubectl, KubectlError, eventually
 from tests.e2e.product import AGENT_NAMESPACE, CLIENT_IMAGE, GPU_MEMORY_MIB, MIB, Client, Slice, slice_pod
 from tests.e2e.test_cluster import busybox_pod
@@ -168,6 +168,7 @@ def test_only_adopted_namespaces_serve_other_systems_words(kubectl: Kubectl, tar
     target.kubectl.apply(dry)
     try:
         own = target.kubectl.within(dry["metadata"]["name"])
+        wait_until_pods_are_accepted(own)
         labelled["metadata"]["labels"] = {}
         with pytest.raises(KubectlError, match=r"would adopt this pod of HAMi as main: nvidia\.com/vgpu: 1, nvidia\.com/vgpu-memory: 3000"):
             own.run("apply", "--dry-run=server", "--warnings-as-errors", "--filename=-", stdin=json.dumps(labelled))

@@ -23,9 +23,9 @@ from tests.e2e.api import Api
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.scale import GPU_MEMORY_MIB, GPUS_PER_NODE, fake_nodes_kept_ready, make_nodes
-from tests.e2e.test_queues import kueue
+from tests.e2e.test_queues import VARIANT, kueue
 
-__all__ = ["kueue"]  # a fixture
+__all__ = ["VARIANT", "kueue"]  # a fixture, and what it needs
 
 WORKLOADS = 1000
 WITHOUT_ROOM = 100

@@ -5,7 +5,7 @@ The long form has notebooks that do nothing: they give way, or end.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 
 import pytest
 
@@ -75,9 +75,9 @@ IDLE_SECONDS = 200
 
 
 @pytest.fixture
-def idle_policy(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
+def idle_policy(product: Kubectl) -> Iterator[None]:
     """The product with short times for idle pods."""
-    with with_components(product, [], scratch_in_tree, {"classes": CLASSES}):
+    with with_components(product, [], {"classes": CLASSES}):
         yield
 
 
@@ -93,6 +93,9 @@ def test_idle_notebook_gives_way_and_one_that_works_stays(kubectl: Kubectl) -> N
     def is_gone(name: str) -> bool:
         return not any(pod["metadata"]["name"] == name for pod in kubectl.all("pods"))
 
+    def said(pod: str, reason: str, word: str) -> bool:
+        return any(event.startswith(reason) and word in event for event in kubectl.events(pod))
+
     whole, rest = Slice(GPU_MEMORY_MIB), Slice(GPU_MEMORY_MIB - 1000)
     works = (CLIENT, "work", "--seconds", "3600", "--kernel-us", "1000", "--sync-every", "1")
     others = [slice_pod(f"other-{number}", whole) for number in range(GPUS - 2)]
@@ -104,10 +107,9 @@ def test_idle_notebook_gives_way_and_one_that_works_stays(kubectl: Kubectl) -> N
 
     kubectl.wait_for_phase("training", "Running", seconds=IDLE_SECONDS)
     assert is_gone("idle")
-    said = kubectl.events("idle")
-    assert any(event.startswith(contract.EVENT_REASON_IDLE) and contract.ANNOTATION_MIN_RUNTIME in event for event in said), said
-    assert any(event.startswith(contract.EVENT_REASON_PREEMPTED) and "training" in event for event in said), said
+    for reason, word in ((contract.EVENT_REASON_IDLE, contract.ANNOTATION_MIN_RUNTIME), (contract.EVENT_REASON_PREEMPTED, "training")):
+        eventually(partial(said, "idle", reason, word), f"an event {reason} with {word}", otherwise=lambda: str(kubectl.events("idle")))
     eventually(lambda: is_gone("ended"), "the class to end its idle pod", seconds=IDLE_SECONDS)
-    assert any("class ended ends idle pods" in event for event in kubectl.events("ended"))
+    eventually(lambda: said("ended", "", "class ended ends idle pods"), "the reason in an event")
     running = [pod["metadata"]["name"] for pod in kubectl.all("pods") if pod["status"]["phase"] == "Running"]
     assert {"works", *(pod["metadata"]["name"] for pod in others)} < set(running)

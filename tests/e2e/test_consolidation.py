@@ -13,6 +13,7 @@ from aliquot import contract
 from aliquot_cli import exit_codes
 from aliquot_cli.__main__ import main
 from tests.e2e.cluster.cluster import Cluster
+from tests.e2e.invariants import PYTHON
 from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import (
     AGENT_NAMESPACE,
@@ -20,8 +21,12 @@ from tests.e2e.product import (
     GPUS,
     RESERVATIONS,
     Slice,
+    Variant,
     assigned_uuids,
+    patch,
+    roll_out,
     scheduler_metric,
+    schedulers_with,
     slice_pod,
     wait_until_rolled_out,
 )
@@ -34,25 +39,35 @@ START_SECONDS = 90
 SEARCH_SECONDS = 60
 MOVES_SECONDS = 300
 """Four moves, each with a second for every step; before that the pause after the first search."""
-RELEASE_SECONDS = 30
 REFUSAL = "no evictions here"
 SEARCHES = "aliquot_scheduler_consolidations_total"
 MOVES = "aliquot_scheduler_consolidation_moves_total"
-SETTINGS = ("ALIQUOT_CONSOLIDATION", "ALIQUOT_FEATURE_GATES")
+PROGRAM = """
+import sys
+from scheduler_plugin import __main__ as program
+from scheduler_plugin.services import consolidator
+consolidator.FIRST_PAUSE_SECONDS = 10.0
+sys.exit(program.main())
+"""
+"""The extender, which pauses for a minute after a search in vain; here for less."""
 in_mode = partial(pytest.mark.parametrize, "consolidating", indirect=True)
 
 
+def variant_of(mode: str) -> Variant:
+    """Schedulers in a mode of consolidation."""
+    program = {"op": "add", "path": "/spec/template/spec/containers/1/command", "value": [PYTHON, "-c", PROGRAM]}
+    settings = schedulers_with(ALIQUOT_CONSOLIDATION=mode, ALIQUOT_FEATURE_GATES="Consolidation=true")
+    return Variant(patches=(settings, patch("Deployment", "aliquot-scheduler", program)))
+
+
+VARIANT = variant_of("plan")
+
+
 @pytest.fixture(scope="module")
-def consolidating(product: Kubectl, request: pytest.FixtureRequest) -> Iterator[Kubectl]:
-    """kubectl in the product's namespace, with schedulers in this mode of consolidation; as before afterwards."""
-    system = product.within(AGENT_NAMESPACE)
-    for values in ((request.param, "Consolidation=true"), None):
-        given = [f"{name}={value}" for name, value in zip(SETTINGS, values, strict=True)] if values else [f"{name}-" for name in SETTINGS]
-        system.run("set", "env", "deployment/aliquot-scheduler", "--containers=extender", *given)
-        system.run("rollout", "status", "deployment/aliquot-scheduler", "--timeout=120s", timeout_seconds=150)
-        wait_until_rolled_out(system)
-        if values:
-            yield system
+def consolidating(product: Kubectl, request: pytest.FixtureRequest) -> Kubectl:
+    """kubectl in the product's namespace, with schedulers in this mode of consolidation."""
+    roll_out(product, variant_of(request.param))
+    return product.within(AGENT_NAMESPACE)
 
 
 @pytest.fixture
@@ -172,8 +187,11 @@ def test_small_pods_move_within_budget_until_large_pod_starts(
     assert len(before.keys() & after.keys()) == LARGE_GPUS, "as many pods moved as GPUs were needed"
     assert not set(after.values()) & set(assigned_uuids(large))
     assert scheduler_metric(consolidating, MOVES) - moves == LARGE_GPUS
-    moved = [event for event in kubectl.all("events") if event["reason"] == contract.EVENT_REASON_MOVED]
-    assert {event["involvedObject"]["name"] for event in moved} == before.keys() - after.keys()
+
+    def reported() -> set[str]:
+        return {event["involvedObject"]["name"] for event in kubectl.all("events") if event["reason"] == contract.EVENT_REASON_MOVED}
+
+    eventually(lambda: reported() == before.keys() - after.keys(), "an event on each pod that moved", otherwise=lambda: str(reported()))
     wait_until_nothing_is_reserved(consolidating)
 
 
@@ -201,7 +219,7 @@ def refused_plan(kubectl: Kubectl, pod: str) -> str:
 
 def wait_until_nothing_is_reserved(system: Kubectl) -> None:
     """Wait until no scheduler keeps room, after all pods are bound."""
-    eventually(lambda: scheduler_metric(system, RESERVATIONS) == 0, "all reservations to end", seconds=RELEASE_SECONDS)
+    eventually(lambda: scheduler_metric(system, RESERVATIONS) == 0, "all reservations to end")
 
 
 @pytest.mark.soak

@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -35,12 +34,13 @@ from tests.e2e.product import (
     SHARES_PER_GPU,
     Client,
     Slice,
+    Variant,
     agent_pod,
+    agents_with,
     metrics,
     parse_events,
     slice_pod,
     wait_until_agents_rolled_out,
-    with_components,
 )
 from tests.e2e.test_gpu_faults import Inject, inject
 from tests.e2e.test_restarts import another_agent_is_ready
@@ -51,13 +51,17 @@ GUIDE = ROOT / "docs/use/dra.md"
 __all__ = ["inject"]  # a fixture
 
 
+VARIANT = Variant(("dra", "dra-translate"), (agents_with(ALIQUOT_HEALTH_RECOVERY_SECONDS="5"),))
+"""All GPUs are in slices, and requests for vGPUs become claims.
+
+A GPU that a test broke is healthy again after few seconds; test_gpu_faults.py has the default.
+"""
+
+
 @pytest.fixture(scope="module", autouse=True)
-def dra(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
-    """The product with all GPUs in slices, which turns requests for vGPUs into claims."""
-    with with_components(product, ["dra", "dra-translate"], scratch_in_tree):
-        eventually(lambda: len(offered(product)) == GPUS, "the GPUs in ResourceSlices", otherwise=lambda: str(offered(product)))
-        yield
-    eventually(lambda: not offered(product), "no device of a driver that has left", seconds=60)
+def dra(product: Kubectl) -> None:
+    """All GPUs are offered."""
+    wait_until_offered(product)
 
 
 def test_claimed_memory_and_cores_are_limits_in_container(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:
@@ -162,11 +166,11 @@ def test_claim_waits_while_its_gpu_does_not_answer(kubectl: Kubectl, product: Ku
     kubectl.apply(claim("after", request(memory="1Gi")))
     allocate(kubectl, "after", {**taken, "shareID": "22222222-2222-4222-8222-222222222222"}, node_name)
     kubectl.apply(pod("after", {"main": None}, claim="after"))
-    eventually(lambda: kubectl.get("pod", "after")["spec"].get("nodeName"), "the pod to be bound", seconds=30)
+    eventually(lambda: kubectl.get("pod", "after")["spec"].get("nodeName"), "the pod to be bound")
     time.sleep(5)
     assert kubectl.get("pod", "after")["status"]["phase"] == "Pending"
     inject("hang", uuid, "0")
-    kubectl.wait_for_phase("after", "Running", seconds=30)
+    kubectl.wait_for_phase("after", "Running")
     assert not [event for event in kubectl.events("after") if "FailedPrepareDynamicResources" in event]
     assert memory_in(kubectl, "after", "main") == [GIB * MIB]
 
@@ -229,7 +233,7 @@ def test_restarted_kubelet_keeps_containers_and_gets_slices_again(kubectl: Kubec
     kubectl.apply(claim("kept", request(memory="4Gi")), pod("kept", {"main": None}, claim="kept"))
     before = kubectl.wait_for_phase("kept", "Running", seconds=60)
     node.restart("kubelet")
-    eventually(lambda: len(offered(product)) == GPUS, "the slices to be back", seconds=30)
+    wait_until_offered(product)
     kubectl.apply(claim("later", request(memory="1Gi")), pod("later", {"main": None}, claim="later"))
     kubectl.wait_for_phase("later", "Running", seconds=90)
     assert container_of(kubectl.get("pod", "kept")) == container_of(before)
@@ -246,7 +250,7 @@ def test_next_agent_keeps_claims_and_releases_what_the_last_prepared(kubectl: Ku
     assert container_of(kubectl.get("pod", "kept")) == container_of(before)
     kubectl.delete("pod", "kept")
     eventually(lambda: not kubectl.get("resourceclaim", "kept")["status"].get("reservedFor"), "the claim to be free", seconds=60)
-    eventually(lambda: len(offered(product)) == GPUS, "the slices to be there", seconds=60)
+    wait_until_offered(product)
     kubectl.apply(pod("again", {"main": None}, claim="kept"))
     kubectl.wait_for_phase("again", "Running", seconds=90)
 
@@ -418,12 +422,12 @@ def with_setting(product: Kubectl, setting: str, devices: int) -> Iterator[None]
     system.run("set", "env", "daemonset/aliquot-agent", setting)
     try:
         wait_until_agents_rolled_out(system)
-        eventually(lambda: len(offered(product)) == devices, "the devices", seconds=60, otherwise=lambda: str(offered(product)))
+        wait_until_offered(product, devices)
         yield
     finally:
         system.run("set", "env", "daemonset/aliquot-agent", f"{setting.partition('=')[0]}-")
         wait_until_agents_rolled_out(system)
-        eventually(lambda: len(offered(product)) == GPUS, "the GPUs alone", seconds=60, otherwise=lambda: str(offered(product)))
+        wait_until_offered(product)
 
 
 def test_fixed_shares_are_exact_beside_other_shares(kubectl: Kubectl, product: Kubectl) -> None:
@@ -506,8 +510,9 @@ def test_gated_pod_gets_its_device_after_the_gate_and_job_frees_it(kubectl: Kube
     replicas = deployment("set", 2, {contract.RESOURCE_VGPU_MEMORY: "1Gi"})
     kubectl.apply({**replicas, "kind": "StatefulSet", "spec": {**replicas["spec"], "serviceName": "set"}})
     for name in ("set-0", "set-1"):
-        eventually(lambda name=name: name in running(kubectl, [name]), f"{name} to run", seconds=60)  # type: ignore[misc]
+        kubectl.wait_for_phase(name, "Running")
         assert memory_in(kubectl, name, "main") == [GIB * MIB]
+    kubectl.delete("statefulset", "set")  # else it makes each pod again that the namespace's end deletes
 
 
 @pytest.mark.parametrize("spec", [{"nodeName": "not-its-own"}, {"allNodes": True}])
@@ -554,7 +559,7 @@ def test_running_pods_and_claims_outlive_absence_of_agent(kubectl: Kubectl, prod
         anywhere = '[{"op": "remove", "path": "/spec/template/spec/nodeSelector"}]'
         system.run("patch", "daemonset", "aliquot-agent", "--type=json", f"--patch={anywhere}")
         wait_until_agents_rolled_out(system)
-    eventually(lambda: len(offered(product)) == GPUS, "the slices to be back", seconds=60)
+    wait_until_offered(product)
     assert memory_in(kubectl, "kept", "main") == [4 * GIB * MIB]
     kubectl.apply(pod("joins", {"main": None}, claim="kept"))
     kubectl.wait_for_phase("joins", "Running", seconds=60)
@@ -640,6 +645,12 @@ def offered(product: Kubectl) -> list[Mapping[str, Any]]:
     """The devices in the slices of the driver."""
     slices = product.all("resourceslices", f"--field-selector=spec.driver={contract.DRA_DRIVER}")
     return [device for one in slices for device in one["spec"].get("devices", [])]
+
+
+def wait_until_offered(product: Kubectl, devices: int = GPUS) -> None:
+    """Wait until the slices have this many devices."""
+    what = f"{devices} devices in ResourceSlices"
+    eventually(lambda: len(offered(product)) == devices, what, seconds=90, otherwise=lambda: str(offered(product)))
 
 
 def taints(product: Kubectl, device: str) -> list[str]:

@@ -6,7 +6,6 @@ This kubelet knows both versions of the interface, and has no option to behave l
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,10 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from aliquot import contract
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.invariants import PYTHON
-from tests.e2e.kubectl import Kubectl, eventually
-from tests.e2e.product import AGENT_NAMESPACE, GPUS, MIB, wait_until_rolled_out, with_components
-from tests.e2e.test_dra import GIB, check_device_reports, claim, memory_in, offered, pod, request
-from tests.e2e.test_without_dra import restart
+from tests.e2e.kubectl import Kubectl
+from tests.e2e.product import MIB, Variant, patch
+from tests.e2e.test_dra import GIB, check_device_reports, claim, memory_in, pod, request, wait_until_offered
+from tests.e2e.test_without_dra import kube_scheduler_with, restart
 
 V1BETA1_ONLY = """\
 import sys
@@ -31,22 +30,25 @@ sys.exit(main())
 FLAGS = ("--emulated-version=1.34", "--feature-gates=DRAConsumableCapacity=true")
 
 
+NARROWED = {"op": "add", "path": "/spec/template/spec/containers/0/command", "value": [PYTHON, "-c", V1BETA1_ONLY]}
+VARIANT = Variant(("dra",), (kube_scheduler_with(*FLAGS), patch("DaemonSet", "aliquot-agent", NARROWED)))
+"""Our kube-scheduler as of 1.34, and an agent with v1beta1 only."""
+
+
+@pytest.fixture(scope="module")
+def as_134(installation: Kubectl, node: Cluster) -> Iterator[None]:
+    """The control plane as of 1.34, with the gate that docs/use/dra.md names; as it was afterwards."""
+    del installation
+    restart(node, FLAGS)
+    yield
+    restart(node, ())
+
+
 @pytest.fixture(scope="module", autouse=True)
-def as_134(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[None]:
-    """The control plane and our kube-scheduler as of 1.34, with the gate that docs/use/dra.md names, and an agent with v1beta1 only."""
-    with with_components(product, ["dra"], scratch_in_tree):
-        restart(node, FLAGS)
-        patch = [{"op": "add", "path": "/spec/template/spec/containers/0/command/-", "value": flag} for flag in FLAGS]
-        system = product.within(AGENT_NAMESPACE)
-        system.run("patch", "deployment", "aliquot-scheduler", "--type=json", f"--patch={json.dumps(patch)}")
-        command = "/spec/template/spec/containers/0/command"
-        narrowed = [{"op": "add", "path": command, "value": [PYTHON, "-c", V1BETA1_ONLY]}]
-        system.run("patch", "daemonset", "aliquot-agent", "--type=json", f"--patch={json.dumps(narrowed)}")
-        wait_until_rolled_out(system)
-        eventually(lambda: len(offered(product)) == GPUS, "the GPUs in ResourceSlices", seconds=60, otherwise=lambda: str(offered(product)))
-        yield
-        restart(node, ())
-        system.run("patch", "daemonset", "aliquot-agent", "--type=json", f"--patch={json.dumps([{'op': 'remove', 'path': command}])}")
+def dra(as_134: None, product: Kubectl) -> None:
+    """All GPUs are offered."""
+    del as_134
+    wait_until_offered(product)
 
 
 def test_two_claims_share_one_gpu_with_exact_limits(kubectl: Kubectl, product: Kubectl, node_name: str) -> None:

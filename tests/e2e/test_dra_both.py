@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods with vGPUs and pods with ResourceClaims on one GPU, on the real API server, kube-scheduler, controllers and kubelet."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,24 +22,23 @@ from tests.e2e.invariants import (
     tenants_are_confined,
 )
 from tests.e2e.kubectl import Kubectl, Object, eventually
-from tests.e2e.product import CLIENT, GPU_MEMORY_MIB, GPUS, MIB, Client, Slice, metrics, slice_pod, with_components
+from tests.e2e.product import CLIENT, GPU_MEMORY_MIB, GPUS, MIB, Client, Slice, Variant, metrics, slice_pod
 from tests.e2e.test_dra import MANY, claim, offered, pod, request, why, with_setting
-from tests.e2e.test_dra_planned import HIGH, LOW, tainted
+from tests.e2e.test_dra_planned import HIGH, LOW, wait_until_tainted
 
 SHARE_MIB = 16 * 1024
 HOLD = (CLIENT, "hold", "--mib", "64")
 
 
+VARIANT = Variant(("dra", "dra-planned", "dra-both"))
+"""All GPUs are for vGPUs and for planned claims."""
+
+
 @pytest.fixture(scope="module", autouse=True)
-def both(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
-    """The product with all GPUs for vGPUs and for planned claims."""
-    with with_components(product, ["dra", "dra-planned", "dra-both"], scratch_in_tree):
-        eventually(lambda: tainted(product) == GPUS, "the taint on all GPUs", otherwise=lambda: str(offered(product)))
-        eventually(
-            lambda: [one["status"].get("allocation") for one in product.all("gpunodes")] == ["both"], "the setting in the node's object"
-        )
-        yield
-    eventually(lambda: not offered(product), "no device of a driver that has left", seconds=60)
+def both(product: Kubectl) -> None:
+    """All GPUs are offered by both interfaces."""
+    wait_until_tainted(product)
+    eventually(lambda: [one["status"].get("allocation") for one in product.all("gpunodes")] == ["both"], "the setting in the node's object")
 
 
 @pytest.mark.timeout(480)

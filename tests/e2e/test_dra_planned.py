@@ -4,7 +4,6 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +16,9 @@ from tests.e2e.product import (
     GPUS,
     RESERVATIONS,
     Client,
+    Variant,
     scheduler_metric,
     wait_until_schedulers_rolled_out,
-    with_components,
 )
 from tests.e2e.test_dra import claim, measured, offered, pod, request, why
 from tests.e2e.test_scheduler_faults import SELECTOR, calls_hang, container_id
@@ -27,13 +26,14 @@ from tests.e2e.test_scheduler_faults import SELECTOR, calls_hang, container_id
 LOW, HIGH = "aliquot-best-effort", "aliquot-production"
 
 
+VARIANT = Variant(("dra", "dra-translate", "dra-planned"))
+"""All GPUs are in slices that only our scheduler allocates."""
+
+
 @pytest.fixture(scope="module", autouse=True)
-def planned(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
-    """The product with all GPUs in slices that only its scheduler allocates."""
-    with with_components(product, ["dra", "dra-translate", "dra-planned"], scratch_in_tree):
-        eventually(lambda: tainted(product) == GPUS, "the taint on all GPUs", otherwise=lambda: str(offered(product)))
-        yield
-    eventually(lambda: not offered(product), "no device of a driver that has left", seconds=60)
+def planned(product: Kubectl) -> None:
+    """All GPUs are offered to our scheduler only."""
+    wait_until_tainted(product)
 
 
 def test_pods_run_on_gpus_of_our_choice_and_others_wait(kubectl: Kubectl) -> None:
@@ -166,6 +166,10 @@ def allocations(kubectl: Kubectl, name: str) -> Sequence[Object]:
     return [result for allocation in found if allocation for result in allocation["devices"]["results"]]
 
 
-def tainted(product: Kubectl) -> int:
-    """How many devices only our scheduler allocates."""
-    return sum(contract.PLANNED in [taint["key"] for taint in device.get("taints", [])] for device in offered(product))
+def wait_until_tainted(product: Kubectl) -> None:
+    """Wait until only our scheduler allocates the devices, which are all GPUs."""
+
+    def tainted() -> list[bool]:
+        return [contract.PLANNED in [taint["key"] for taint in device.get("taints", [])] for device in offered(product)]
+
+    eventually(lambda: tainted() == [True] * GPUS, "the taint on all GPUs", seconds=90, otherwise=lambda: str(offered(product)))

@@ -3,14 +3,12 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aliquot import contract
 from tests.e2e.cluster.cluster import Cluster
-from tests.e2e.cluster.paths import ROOT
 from tests.e2e.invariants import PYTHON
 from tests.e2e.kubectl import Kubectl, Object, eventually
 from tests.e2e.product import (
@@ -18,11 +16,13 @@ from tests.e2e.product import (
     MIB,
     Client,
     Slice,
+    Variant,
     agent_pod,
-    install_manifests,
-    remove_objects_of_components,
+    agents_with,
+    forget_variant,
+    patch,
+    roll_out,
     slice_pod,
-    wait_until_agents_rolled_out,
 )
 from tests.e2e.test_dra import claim, offered
 from tests.e2e.test_dra import pod as dra_pod
@@ -30,17 +30,10 @@ from tests.e2e.test_dra import request as dra_request
 
 PROFILE = "a100x8-mig"
 """GPU 6 has seven 1g.10gb; GPU 7 a 2g.20gb, two 1g.10gb and a 3g.40gb. The others are not in MIG mode."""
-PARTITIONED = """\
-apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources: [{daemonset}/overlays/simulated]
-components: [{components}]
-patches:
-  - target: {{kind: DaemonSet, name: aliquot-agent}}
-    patch: |
-      - {{op: replace, path: /spec/template/spec/initContainers/0/env/0, value: {{name: PROFILE, value: %s}}}}
-      - {{op: add, path: /spec/template/spec/containers/0/env/-, value: {{name: ALIQUOT_MIG_STRATEGY, value: dynamic}}}}
-"""
+INSTALLED = {"op": "replace", "path": "/spec/template/spec/initContainers/0/env/0", "value": {"name": "PROFILE", "value": PROFILE}}
+PARTITIONED = (patch("DaemonSet", "aliquot-agent", INSTALLED), agents_with(ALIQUOT_MIG_STRATEGY="dynamic"))
+VARIANT = Variant(("mig",), PARTITIONED)
+"""Other GPUs, with agents that may make instances."""
 EMPTY_GPU = 5
 MIG_CLASS = "mig.aliquot.dev"
 MADE = "4g.40gb"
@@ -66,24 +59,25 @@ print(json.dumps(found))
 TURN_MIG_ON = "print(json.dumps(nv.nvmlDeviceSetMigMode(gpu, 1)))"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def partitioned(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[None]:
-    """The cluster's node with other GPUs: the driver is reinstalled, with agents that may make instances."""
-    system = product.within(AGENT_NAMESPACE)
-
-    def reinstall(folder: Path | None) -> None:
-        system.run("delete", "daemonset", "aliquot-agent", "--cascade=foreground", "--wait=true", "--timeout=60s", timeout_seconds=70)
-        assert node.in_node("sh", "-c", f"rm -rf {SIMULATED_NODE}/* /run/aliquot/health").returncode == 0
-        if folder is None:
-            install_manifests(product)
-        else:
-            product.apply_kustomization(folder)
-        wait_until_agents_rolled_out(system)
-
-    (scratch_in_tree / "kustomization.yaml").write_text(kustomization(scratch_in_tree, "mig"))
-    reinstall(scratch_in_tree)
+@pytest.fixture(scope="module")
+def other_gpus(installation: Kubectl, node: Cluster) -> Iterator[None]:
+    """The node without its driver and the state of its GPUs, for the next agent to install another one; likewise afterwards."""
+    remove_gpus(installation, node)
     yield
-    reinstall(None)
+    remove_gpus(installation, node)
+
+
+def remove_gpus(installation: Kubectl, node: Cluster) -> None:
+    system = installation.within(AGENT_NAMESPACE)
+    system.run("delete", "daemonset", "aliquot-agent", "--cascade=foreground", "--wait=true", "--timeout=60s", timeout_seconds=70)
+    assert node.in_node("sh", "-c", f"rm -rf {SIMULATED_NODE}/* /run/aliquot/health").returncode == 0
+    forget_variant(installation)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def partitioned(other_gpus: None, product: Kubectl) -> None:
+    """The agents have the other GPUs."""
+    del other_gpus, product
 
 
 @pytest.fixture(scope="module")
@@ -132,16 +126,11 @@ def test_an_instance_is_made_for_a_container_and_goes_with_its_pod(kubectl: Kube
 
 
 @pytest.fixture(scope="module")
-def by_claims(product: Kubectl, on_demand: None, scratch_in_tree: Path) -> Iterator[None]:
+def by_claims(product: Kubectl, on_demand: None) -> None:
     """The same node with its GPUs and instances in slices."""
     del on_demand
-    system = product.within(AGENT_NAMESPACE)
-    (scratch_in_tree / "kustomization.yaml").write_text(kustomization(scratch_in_tree, "mig", "dra"))
-    product.apply_kustomization(scratch_in_tree)
-    wait_until_agents_rolled_out(system)
+    roll_out(product, Variant(("mig", "dra"), PARTITIONED))
     eventually(lambda: MADE in profiles(product), "a place for an instance in the slices", otherwise=lambda: str(profiles(product)))
-    yield
-    remove_objects_of_components(product, scratch_in_tree)
 
 
 @pytest.mark.usefixtures("by_claims")
@@ -213,12 +202,6 @@ def profiles(product: Kubectl) -> list[str]:
     """The profiles of the instances in slices, and of the places for them."""
     attributes = [device["attributes"] for device in offered(product)]
     return [one["profile"]["string"] for one in attributes if one["type"]["string"] == "mig"]
-
-
-def kustomization(folder: Path, *components: str) -> str:
-    """The product with agents that may make instances. Args: folder: where the text will be."""
-    daemonset = Path("../" * len(folder.relative_to(ROOT).parts)) / "deploy/daemonset"
-    return PARTITIONED.format(daemonset=daemonset, components=", ".join(f"{daemonset}/components/{one}" for one in components)) % PROFILE
 
 
 def mig_pod(name: str, profile: str) -> Object:

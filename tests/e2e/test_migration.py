@@ -2,7 +2,6 @@
 """Manifests written for HAMi, KAI and NVIDIA's plugin run unchanged, except for the image: the cluster pulls no image, so each is ours."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +19,9 @@ from tests.e2e.product import (
     HOLD_OPEN,
     MIB,
     Client,
+    Variant,
     parse_events,
-    with_components,
+    roll_out,
 )
 
 pytestmark = [pytest.mark.usefixtures("product"), pytest.mark.adopted]
@@ -124,10 +124,10 @@ def test_a_manifest_of_another_system_gives_what_it_means_there(kubectl: Kubectl
 
 
 @pytest.fixture(scope="module")
-def adopting(product: Kubectl, target: Target, scratch_in_tree: Path) -> Iterator[None]:
+def adopting(product: Kubectl, target: Target) -> Iterator[None]:
     """A scheduler that takes over plain nvidia.com/gpu too, as docs/use/migration.md describes, where HAMi or NVIDIA's plugin ran."""
-    with with_components(product, ["adopt-nvidia-gpu"], scratch_in_tree):
-        yield
+    roll_out(product, Variant(("adopt-nvidia-gpu",)))
+    yield
     if target.local is not None:
         target.local.in_node("rmdir", "/tmp/nvidia-mps")  # one of KAI's examples has the node make it
 

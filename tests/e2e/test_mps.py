@@ -4,9 +4,6 @@
 The simulated driver has no MPS. Where a real node has nvidia-cuda-mps-control, a ConfigMap with tests/fakes/mps_daemon.py is mounted here.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from agent.core.mps import DAEMONS_DIRECTORY, pipe_directory
@@ -18,57 +15,42 @@ from tests.e2e.product import (
     AGENT_NAMESPACE,
     CLIENT,
     Slice,
+    Variant,
     agent_pod,
     assigned_uuids,
     explain,
-    install_manifests,
     metrics,
+    patch,
+    pod_on,
     slice_pod,
-    wait_until_rolled_out,
 )
 from tests.e2e.test_restarts import another_agent_is_ready
 
 PROGRAM = "nvidia-cuda-mps-control"
-WITH_MPS = """\
-apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources: [{daemonset}/overlays/simulated]
-components: [{daemonset}/components/mps]
-configMapGenerator:
-  - name: mps-program
-    namespace: aliquot-system
-    files: [{program}]
-    options: {{disableNameSuffixHash: true}}
-patches:
-  - target: {{kind: DaemonSet, name: aliquot-mps}}
-    patch: |
-      - {{op: add, path: /spec/template/spec/containers/0/env/-, value: {{name: ALIQUOT_MPS_CONTROL, value: /opt/mps/{program}}}}}
-      - op: add
-        path: /spec/template/spec/containers/0/volumeMounts/-
-        value: {{name: mps-program, mountPath: /opt/mps, readOnly: true}}
-      - op: add
-        path: /spec/template/spec/volumes/-
-        value: {{name: mps-program, configMap: {{name: mps-program, defaultMode: 0755}}}}
-"""
+POD = "/spec/template/spec"
+CONTAINER = f"{POD}/containers/0"
+VOLUME = {"name": "program", "configMap": {"name": "mps-program", "defaultMode": 0o755}}
+VARIANT = Variant(
+    ("mps",),
+    (
+        patch(
+            "DaemonSet", "aliquot-mps",
+            {"op": "add", "path": f"{CONTAINER}/env/-", "value": {"name": "ALIQUOT_MPS_CONTROL", "value": f"/opt/mps/{PROGRAM}"}},
+            {"op": "add", "path": f"{CONTAINER}/volumeMounts/-", "value": {"name": "program", "mountPath": "/opt/mps", "readOnly": True}},
+            {"op": "add", "path": f"{POD}/volumes/-", "value": VOLUME},
+        ),
+    ),
+    config_maps=({"name": "mps-program", "namespace": AGENT_NAMESPACE, "files": [PROGRAM]},),
+    files={PROGRAM: f"#!{PYTHON} -S\n{(ROOT / 'tests/fakes/mps_daemon.py').read_text()}"},
+)  # fmt: skip
 MIB = 4096
 HELD_MIB = 64
 
 
 @pytest.fixture(scope="module", autouse=True)
-def with_mps(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
-    """The product with the component mps."""
-    system = product.within(AGENT_NAMESPACE)
-    daemonset = Path("../" * len(scratch_in_tree.relative_to(ROOT).parts)) / "deploy/daemonset"
-    (scratch_in_tree / PROGRAM).write_text(f"#!{PYTHON} -S\n{(ROOT / 'tests/fakes/mps_daemon.py').read_text()}")
-    (scratch_in_tree / "kustomization.yaml").write_text(WITH_MPS.format(daemonset=daemonset, program=PROGRAM))
-    product.apply_kustomization(scratch_in_tree)
-    wait_until_rolled_out(system)
-    wait_until_supervised(system)
-    yield
-    system.delete("daemonset", "aliquot-mps")
-    system.delete("configmap", "mps-program")
-    install_manifests(product)
-    wait_until_rolled_out(system)
+def with_mps(product: Kubectl) -> None:
+    """Each agent has an aliquot-mps."""
+    wait_until_supervised(product.within(AGENT_NAMESPACE))
 
 
 @pytest.fixture
@@ -160,9 +142,7 @@ def wait_for_offer(product: Kubectl, node_name: str, *, offered: bool) -> None:
 
 def supervisor_pod(product: Kubectl, node_name: str) -> Object:
     """The pod aliquot-mps of a node."""
-    pods = product.within(AGENT_NAMESPACE).all("pods", "--selector=app.kubernetes.io/name=aliquot-mps")
-    [pod] = [pod for pod in pods if pod["spec"]["nodeName"] == node_name]
-    return pod
+    return pod_on(product, "aliquot-mps", node_name)
 
 
 def daemon_pid(product: Kubectl, node_name: str, client: Object) -> int:

@@ -7,7 +7,6 @@ No pod and no template says that it is in a gang. Only the namespace has the lab
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from aliquot import contract
 from tests.e2e.cluster.cluster import Cluster
 from tests.e2e.controllers import JOBSET_CONTROLLER, KUBERAY_CONTROLLER, LWS_CONTROLLER, TRAINING_CONTROLLER, installed
 from tests.e2e.kubectl import Kubectl, Object, eventually
-from tests.e2e.product import GPU_MEMORY_MIB, GPUS, HOLD_OPEN, Slice, slice_pod, with_components
+from tests.e2e.product import GPU_MEMORY_MIB, GPUS, HOLD_OPEN, Slice, Variant, slice_pod
 
 START_SECONDS = 60
 SMALL = Slice(1000)
@@ -23,10 +22,13 @@ TWO_GPUS = Slice(2 * GPU_MEMORY_MIB, vgpus=2)
 NO_ROOM = "gang: no room for enough members at once"
 
 
+VARIANT = Variant(("gangs-from-owners",))
+
+
 @pytest.fixture(scope="module")
-def workloads(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[None]:
-    """The product with gangs from owners, and the controllers of JobSet and LeaderWorkerSet; gone afterwards."""
-    with with_components(product, ["gangs-from-owners"], scratch_in_tree), installed(product, node, JOBSET_CONTROLLER, LWS_CONTROLLER):
+def workloads(product: Kubectl, node: Cluster) -> Iterator[None]:
+    """The controllers of JobSet and LeaderWorkerSet; gone afterwards."""
+    with installed(product, node, JOBSET_CONTROLLER, LWS_CONTROLLER):
         yield
 
 

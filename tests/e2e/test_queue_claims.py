@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
@@ -36,10 +35,10 @@ def configure(objects: Sequence[Object]) -> None:
 
 
 @pytest.fixture(scope="module")
-def claims(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[None]:
+def claims(product: Kubectl, node: Cluster) -> Iterator[None]:
     """The product with its GPUs in slices, and Kueue; gone afterwards."""
     with (
-        with_components(product, ["dra"], scratch_in_tree),
+        with_components(product, ["dra"]),
         installed(product, node, replace(KUEUE_CONTROLLER, configure=configure)),
     ):
         eventually(lambda: len(offered(product)) == GPUS, "the GPUs in ResourceSlices", otherwise=lambda: str(offered(product)))

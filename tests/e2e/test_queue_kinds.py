@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 import yaml
@@ -63,13 +62,13 @@ def configure_kinds(objects: Sequence[Object]) -> None:
 
 
 @pytest.fixture(scope="module")
-def kinds(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[Kubectl]:
+def kinds(product: Kubectl, node: Cluster) -> Iterator[Kubectl]:
     """The product with its check, longest waits and gangs from owners, Kueue, and the controllers of the kinds; gone afterwards."""
     request_kind = module_source(AUTOSCALER) / "config/crd/autoscaling.x-k8s.io_provisioningrequests.yaml"
     controllers = (JOBSET_CONTROLLER, LWS_CONTROLLER, KUBERAY_CONTROLLER, TRAINING_CONTROLLER)
     product.run("apply", "--server-side", f"--filename={request_kind}")
     with (
-        with_components(product, ["kueue", "kueue-max-wait", "gangs-from-owners"], scratch_in_tree),
+        with_components(product, ["kueue", "kueue-max-wait", "gangs-from-owners"]),
         installed(product, node, *controllers, replace(KUEUE_CONTROLLER, configure=configure_kinds)),
     ):
         yield product

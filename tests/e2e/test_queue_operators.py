@@ -3,7 +3,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,11 +18,11 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
-def operators(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[None]:
+def operators(product: Kubectl, node: Cluster) -> Iterator[None]:
     """The product with gangs from owners, Kueue, and the operators; gone afterwards."""
     controllers = (JOBSET_CONTROLLER, MPI_CONTROLLER, TRAINER_CONTROLLER)
     with (
-        with_components(product, ["kueue", "gangs-from-owners"], scratch_in_tree),
+        with_components(product, ["kueue", "gangs-from-owners"]),
         installed(product, node, *controllers, replace(KUEUE_CONTROLLER, configure=configure)),
     ):
         yield

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,9 +28,9 @@ from tests.e2e.product import (
     MIB,
     Client,
     Slice,
+    Variant,
     assigned_uuids,
     wait_until_rolled_out,
-    with_components,
 )
 from tests.e2e.scale import inventory, node_object
 from tests.rendering import DEPLOY, EXAMPLES
@@ -47,13 +46,14 @@ SMALL_MIB = 81_558
 WHOLE = Slice(GPU_MEMORY_MIB)
 
 
+VARIANT = Variant(("kueue",))
+"""The scheduler answers the admission check."""
+
+
 @pytest.fixture(scope="module")
-def kueue(product: Kubectl, node: Cluster, scratch_in_tree: Path) -> Iterator[Kubectl]:
-    """The product with the admission check, and Kueue with our sections in its configuration; gone afterwards."""
-    with (
-        with_components(product, ["kueue"], scratch_in_tree),
-        installed(product, node, replace(KUEUE_CONTROLLER, configure=configure)),
-    ):
+def kueue(product: Kubectl, node: Cluster) -> Iterator[Kubectl]:
+    """Kueue with our sections in its configuration; gone afterwards."""
+    with installed(product, node, replace(KUEUE_CONTROLLER, configure=configure)):
         yield product
 
 

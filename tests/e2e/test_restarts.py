@@ -48,7 +48,7 @@ def another_agent_is_ready(product: Kubectl, node_name: str, old_uid: str) -> bo
     """Whether an agent of another pod serves the node."""
     try:
         pod = agent_pod(product, node_name)
-    except AssertionError:
+    except LookupError:
         return False  # the DaemonSet has not made it yet
     ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in pod["status"].get("conditions", []))
     return pod["metadata"]["uid"] != old_uid and ready

@@ -10,26 +10,36 @@ from dataclasses import replace
 import pytest
 
 from tests.e2e.cluster.cluster import Cluster
-from tests.e2e.kubectl import Kubectl, KubectlError, eventually
-from tests.e2e.product import AGENT_NAMESPACE, MIB, Client, Slice, install_manifests, slice_pod, wait_until_rolled_out
+from tests.e2e.kubectl import Kubectl, KubectlError, Object, eventually
+from tests.e2e.product import MIB, Client, Slice, Variant, patch, slice_pod
 from tests.e2e.test_node_faults import answers
 
 AS_133 = "--emulated-version=1.33"
 COMPONENTS = ("kube-apiserver", "kube-controller-manager")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def without_dra(product: Kubectl, node: Cluster) -> Iterator[None]:
-    """API server, controllers and our kube-scheduler as of 1.33; as they were afterwards."""
+def kube_scheduler_with(*flags: str) -> Object:
+    """A patch of the product: its kube-scheduler has further flags."""
+    added = ({"op": "add", "path": "/spec/template/spec/containers/0/command/-", "value": flag} for flag in flags)
+    return patch("Deployment", "aliquot-scheduler", *added)
+
+
+VARIANT = Variant(patches=(kube_scheduler_with(AS_133),))
+
+
+@pytest.fixture(scope="module")
+def as_133(installation: Kubectl, node: Cluster) -> Iterator[None]:
+    """API server and controllers as of 1.33; as they were afterwards."""
+    del installation
     restart(node, (AS_133,))
-    patch = f'[{{"op": "add", "path": "/spec/template/spec/containers/0/command/-", "value": "{AS_133}"}}]'
-    system = product.within(AGENT_NAMESPACE)
-    system.run("patch", "deployment", "aliquot-scheduler", "--type=json", f"--patch={patch}")
-    wait_until_rolled_out(system)
     yield
     restart(node, ())
-    install_manifests(product)
-    wait_until_rolled_out(system)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_dra(as_133: None, product: Kubectl) -> None:
+    """The product comes to a control plane of that version."""
+    del as_133, product
 
 
 def restart(node: Cluster, flags: Sequence[str]) -> None:

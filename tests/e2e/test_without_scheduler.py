@@ -1,48 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small installation: one DaemonSet, and the agent itself places pods. The scheduler is put back afterwards."""
-
-from collections.abc import Iterator
-from pathlib import Path
+"""The small installation: one DaemonSet, and the agent itself places pods. The cluster is as if the scheduler had never been installed."""
 
 import pytest
 
 from aliquot import contract
-from tests.e2e.cluster.paths import ROOT
 from tests.e2e.kubectl import Kubectl, KubectlError, eventually
-from tests.e2e.product import (
-    AGENT_NAMESPACE,
-    GPU_MEMORY_MIB,
-    MIB,
-    Slice,
-    install_manifests,
-    parse_events,
-    slice_pod,
-    wait_until_agents_rolled_out,
-    wait_until_rolled_out,
-)
+from tests.e2e.product import GPU_MEMORY_MIB, MIB, Slice, Variant, parse_events, slice_pod
 
 PODS = 20
-SMALL = """\
-apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources: [{daemonset}/overlays/local-placement]
-components: [{daemonset}/components/simulated]
-"""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def agents_alone(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
-    """The cluster as if the scheduler had never been installed."""
-    system = product.within(AGENT_NAMESPACE)
-    product.run("delete", f"--kustomize={ROOT}/deploy/daemonset/scheduler", "--timeout=60s")
-    system.run("wait", "pods", "--selector=app.kubernetes.io/name=aliquot-scheduler", "--for=delete", "--timeout=60s")
-    daemonset = Path("../" * len(scratch_in_tree.relative_to(ROOT).parts)) / "deploy/daemonset"
-    (scratch_in_tree / "kustomization.yaml").write_text(SMALL.format(daemonset=daemonset))
-    product.apply_kustomization(scratch_in_tree)
-    wait_until_agents_rolled_out(system)
-    yield
-    install_manifests(product)
-    wait_until_rolled_out(system)
+VARIANT = Variant(("simulated",), overlay="local-placement")
+pytestmark = pytest.mark.usefixtures("product")
 
 
 def test_pods_started_at_once_each_see_their_own_amount(kubectl: Kubectl) -> None:

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How pods with GPUs behave as parts of ordinary workloads: in quotas, priorities, sets, and beside other containers."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from aliquot import contract
@@ -20,7 +17,6 @@ from tests.e2e.product import (
     assigned_uuids,
     parse_events,
     slice_pod,
-    with_components,
 )
 
 pytestmark = pytest.mark.usefixtures("product")
@@ -78,44 +74,6 @@ def test_quota_counts_mebibytes_in_every_vocabulary(kubectl: Kubectl) -> None:
             kubectl.apply(pod)
 
 
-@pytest.fixture
-def counting(product: Kubectl, scratch_in_tree: Path) -> Iterator[None]:
-    """A scheduler that counts the memory of whole GPUs."""
-    with with_components(product, ["count-whole-gpus"], scratch_in_tree):
-        yield
-
-
-@pytest.mark.adopted
-@pytest.mark.usefixtures("counting")
-def test_a_quota_counts_the_memory_of_whole_gpus(kubectl: Kubectl) -> None:
-    """All GPUs here have the same."""
-    hard = {f"requests.{contract.RESOURCE_VGPU_MEMORY}": str(2 * GPU_MEMORY_MIB)}
-    kubectl.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpu"}, "spec": {"hard": hard}})
-    eventually(lambda: "hard" in kubectl.get("resourcequota", "gpu").get("status", {}), "the quota to count")
-    kubectl.apply(asking_for("whole", {contract.RESOURCE_VGPU: "1"}))
-    kubectl.wait_for_phase("whole", "Running")
-    assert [device["total_bytes"] for device in Client(kubectl, "whole").devices()] == [GPU_MEMORY_MIB * MIB]
-    beyond = [
-        asking_for("pair", {contract.RESOURCE_VGPU: "2"}),
-        asking_for("pair-exclusive", {contract.RESOURCE_VGPU: "2"}, annotations={contract.ANNOTATION_ISOLATION: "exclusive"}),
-        asking_for("pair-by-cores", {contract.RESOURCE_VGPU: "2", contract.RESOURCE_VGPU_CORES: "20"}),
-        asking_for("pair-in-hamis-words", {"nvidia.com/gpu": "2", "nvidia.com/gpumem-percentage": "100"}),
-    ]
-    for pod in beyond:
-        requested = rf"exceeded quota: gpu, requested: requests\.nvidia\.com/vgpu-memory={2 * GPU_MEMORY_MIB}"
-        with pytest.raises(KubectlError, match=requested):
-            kubectl.apply(pod)
-    kubectl.apply(asking_for("single-exclusive", {contract.RESOURCE_VGPU: "1"}, annotations={contract.ANNOTATION_ISOLATION: "exclusive"}))
-    kubectl.wait_for_phase("single-exclusive", "Running")
-
-
-def asking_for(name: str, limits: dict[str, str], annotations: dict[str, str] | None = None) -> Object:
-    """A pod with these limits."""
-    pod = slice_pod(name, Slice(1), annotations=annotations)
-    pod["spec"]["containers"][0]["resources"]["limits"] = limits
-    return pod
-
-
 def test_production_work_takes_one_gpu_from_best_effort_and_leaves_others(kubectl: Kubectl) -> None:
     for number in range(GPUS):
         kubectl.apply(with_priority(slice_pod(f"filler-{number}", Slice(GPU_MEMORY_MIB)), "aliquot-best-effort"))
@@ -169,7 +127,7 @@ def test_a_pod_that_waits_starts_as_soon_as_another_leaves(kubectl: Kubectl, sha
         otherwise=lambda: kubectl.explain("waiter"),
     )
     kubectl.delete("pod", "holder")
-    kubectl.wait_for_phase("waiter", "Running", seconds=15)
+    kubectl.wait_for_phase("waiter", "Running")
 
 
 def test_next_pod_of_stateful_set_gets_own_share_under_same_name(kubectl: Kubectl) -> None:
