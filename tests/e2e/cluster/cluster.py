@@ -30,6 +30,8 @@ from tests.e2e.cluster.paths import BUILD, RUN
 from tests.e2e.kubectl import Kubectl, KubectlError, eventually
 
 BUSYBOX_IMAGE = "aliquot.test/busybox:e2e"
+_COMMAND_SECONDS = 300
+"""A busy machine needs minutes to import an image."""
 _LOG_LINES = 5
 _LINE_CHARACTERS = 300
 _INFORMATION = re.compile(r"I\d{4} |time=\S+ level=info|\{.*\"level\": ?\"info\"")
@@ -169,7 +171,7 @@ class Cluster:
     def in_node(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command as root on the node."""
         enter = ["nsenter", f"--target={self._init_pid()}", "--mount", "--net", "--pid", "--ipc", "--uts", "--cgroup", "--"]
-        return subprocess.run([*enter, *command], capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run([*enter, *command], capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)
 
     def log_sizes(self) -> dict[str, int]:
         """How much each component has written so far."""
