@@ -358,10 +358,10 @@ def _share(
     entry = find_device(node.inventory, allocated.device)
     if entry is None or allocated.pool != node.pool:
         return _unknown(ref, allocated, node)
-    if request.admin:  # also on a GPU that takes no new work: monitoring must see it
-        return DeviceShare(entry.device.uuid, 0)
     if entry.device.mig_enabled and (impossible := _shared_instance_trouble(ref, entry, request, preferences)) is not None:
         return impossible
+    if request.admin:  # also on a GPU that takes no new work: monitoring must see it
+        return DeviceShare(entry.device.uuid, 0)
     if (unusable := _unusable(ref, entry, node)) is not None:
         return unusable
     return _part(ref, entry, allocated, request, preferences)
@@ -372,14 +372,14 @@ def _shared_instance_trouble(ref: ClaimRef, entry: InventoryDevice, request: All
     if whole_instance(entry.device) is None:
         return Refusal(Reject.MIG_MODE, f"claim {ref} was allocated {entry.device.uuid}, which is in MIG mode now. Delete the pod")
     where = f"claim {ref} was allocated a share of {entry.device.uuid}, which is in MIG mode"
+    other = f"request class {contract.DRA_CLASS}"
     if len(request.devices) > 1:
+        only_one = f"{where}, beside other devices: a program can use one MIG instance only. To have several, {other}"
+        return Refusal(Reason.REQUEST_INVALID, only_one)
+    if request.admin or preferences.isolation not in (None, Isolation.SHIM) or may_burst(preferences):
         return Refusal(
-            Reason.REQUEST_INVALID,
-            f"{where}, and {len(request.devices) - 1} more: a program uses one MIG instance only. "
-            "Add the selector device.attributes['gpu.aliquot.dev'].type == 'gpu' to a request for several devices",
+            Reason.REQUEST_INVALID, f"{where}: adminAccess, memoryBurst and isolation other than shim are not available there: {other}"
         )
-    if preferences.isolation not in (None, Isolation.SHIM) or may_burst(preferences):
-        return Refusal(Reason.REQUEST_INVALID, f"{where}: only isolation shim without memoryBurst is available there")
     return None
 
 
@@ -474,15 +474,23 @@ def _room_trouble(ref: ClaimRef, shares: Sequence[DeviceShare], node: ClaimNode,
         try:
             states[position] = _with_share(state, share)
         except AccountingError:
-            holders = ", ".join(others.holders_on(share.device_uuid)) or "another request of this claim"
+            holders = ", ".join(_holders_of(state, share, others)) or "another request of this claim"
+            free = f"{state.free_cores_percent} percent and {state.free_shares} shares free"
+            free = f"{units.format_memory(state.free_memory_bytes)}, {free}" if state.leaves_shares else "MIG instances in use"
             cores = "no reserved cores" if share.cores_percent is None else f"{share.cores_percent} percent of cores"
             return Refusal(
                 Reason.OVERCOMMITTED,
                 f"claim {ref} was allocated {units.format_memory(share.memory_bytes)} and {cores} of {share.device_uuid}, which has "
-                f"{units.format_memory(state.free_memory_bytes)}, {state.free_cores_percent} percent and {state.free_shares} shares free. "
-                f"Already granted there: {holders}. Delete the pod so that the claim is allocated again",
+                f"{free}. Already granted there: {holders}. Delete the pod so that the claim is allocated again",
             )
     return None
+
+
+def _holders_of(state: DeviceState, share: DeviceShare, ledger: Ledger) -> Sequence[str]:
+    """Return who has what is in the way of a share. In MIG mode, a grant with any name on the GPU may be."""
+    device = state.device
+    names = (device.uuid, *(one.uuid for one in device.mig_instances)) if device.mig_enabled else (share.device_uuid,)
+    return [holder for name in names for holder in ledger.holders_on(name)]
 
 
 def _with_share(state: DeviceState, share: DeviceShare) -> DeviceState:

@@ -154,7 +154,11 @@ def _device_families(snapshot: Snapshot) -> Iterable[Family]:
         "Fraction of the device's compute granted to containers.",
         lambda entry: _granted_percent(promised[entry.device.uuid]) / units.WHOLE_GPU_PERCENT,
     )
-    yield gauge("device_shares", "Maximum number of shares on the device.", lambda entry: _share_slots(entry, snapshot.shares_per_gpu))
+    yield gauge(
+        "device_shares",
+        "Maximum number of shares on the device.",
+        lambda entry: _share_slots(entry, promised[entry.device.uuid], snapshot.shares_per_gpu),
+    )
     yield gauge("device_shares_allocated", "Shares of the device granted to containers.", lambda entry: len(promised[entry.device.uuid]))
     yield family(
         "device_info",
@@ -225,8 +229,9 @@ def shares_on(entry: InventoryDevice, grants: Sequence[Grant]) -> list[DeviceSha
     return [share for grant in grants if grant.takes_part for share in grant.shares if share.device_uuid in entry.grantable_uuids]
 
 
-def _share_slots(entry: InventoryDevice, shares_per_gpu: int) -> int:
-    if not entry.device.mig_enabled:
+def _share_slots(entry: InventoryDevice, promised: Sequence[DeviceShare], shares_per_gpu: int) -> int:
+    shared = any(share.device_uuid == entry.device.uuid for share in promised)
+    if shared or not entry.device.mig_enabled:
         return shares_per_gpu
     made_on_demand = max((place.most_on_device for place in entry.device.mig_instances), default=0)
     return made_on_demand + sum(not instance.on_demand for instance in entry.device.mig_instances)

@@ -131,13 +131,20 @@ class DeviceState:
         """Whether the device gives out shares: it is healthy, not cordoned and not in MIG mode."""
         return self.healthy and not self.cordoned and not self.device.mig_enabled
 
+    @property
+    def leaves_shares(self) -> bool:
+        """Whether no MIG instance in use keeps shares of the device itself out. One of a GPU outside MIG mode has none."""
+        if not self.device.mig_enabled:
+            return True
+        return whole_instance(self.device) is not None and (self.used_shares > 0 or not self.used_instances)
+
     def carries(self, share: DeviceShare) -> bool:
         """Whether the share is one of this device or of a MIG instance on it."""
         return share.device_uuid == self.device.uuid or any(share.device_uuid == i.uuid for i in self.device.mig_instances)
 
     def has_room_for(self, share: DeviceShare) -> bool:
         """Whether a share of the device itself, not of an instance on it, adds up with the others."""
-        if self.device.mig_enabled and not self._may_have_shares:
+        if not self.leaves_shares:
             return False
         cores = self.unreserved_fits if share.cores_percent is None else share.cores_percent <= self.free_cores_percent
         return cores and self.free_shares > 0 and share.memory_bytes <= self.free_memory_bytes
@@ -167,11 +174,6 @@ class DeviceState:
             used_instances=self.used_instances - (_instances_of_shares(self.device) if self.used_shares == 1 else frozenset()),
             unreserved_shares=self.unreserved_shares - (share.cores_percent is None),
         )
-
-    @property
-    def _may_have_shares(self) -> bool:
-        """Whether the instances of a GPU in MIG mode leave room for shares of the GPU."""
-        return whole_instance(self.device) is not None and (self.used_shares > 0 or not self.used_instances)
 
     def _check_carries(self, share: DeviceShare) -> None:
         if not self.carries(share):

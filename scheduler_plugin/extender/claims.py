@@ -335,14 +335,20 @@ class ClaimVerdicts:
     def _lacking(self, query: ClaimQuery, row: int) -> NodeReason:
         """Return why claims do not fit on a node: what its GPUs lack for one of the requests, or else for all together."""
         weights, rows = self._shapes.weights[self._policy], np.array([row], dtype=np.int64)
-        asks = (query.as_rated(self._as_looked_for(one, self._state.names[row])) for one in query.requests)
+        looked = (self._as_looked_for(one, self._state.names[row]) for one in query.requests)
+        asks = (query.as_rated(one) for one in looked if one is not None)
         reasons = (int(evaluate(self._state.columns, rows, ask, weights).reason[0]) for ask in asks)
         return NodeReason(next((reason for reason in reasons if reason != NodeReason.FITS.value), NodeReason.CLAIMS.value))
 
-    def _as_looked_for(self, request: Request, node: str) -> ContainerRequest:
-        """Return a request as a container, by the devices of a node that meet its selectors. One for fixed shares asks for one of them."""
+    def _as_looked_for(self, request: Request, node: str) -> ContainerRequest | None:
+        """Return a request as a container, by the devices of a node that meet its selectors. One for fixed shares asks for one of them.
+
+        None for shares that lie in a MIG instance: what such a GPU lacks for containers is not what it lacks for them.
+        """
         known = (self.pools.origins.get(key) for key in self.pools.selected(node, request))
         origins = [origin for origin in known if origin is not None]
+        if origins and all(origin.in_instance for origin in origins):
+            return None
         if request.takes_all:
             request = replace(request, count=max(1, len(origins)))
         kinds = {(origin.fixed_mib, origin.profile) for origin in origins}

@@ -169,11 +169,16 @@ class ClaimPlacer:
             known, result = self._suitable.get((node, selectors), ((), (0, True)))
             if known is not devices:
                 selected = [device for device in devices if all(meets(expression, device) for expression in selectors)]
-                result = len(selected), all(device.shared for device in selected)
+                result = len(selected), all(device.shared and not self._is_in_instance(device) for device in selected)
                 self._suitable[node, selectors] = devices, result
         except ContractError:
             return 0, True
         return result
+
+    def _is_in_instance(self, device: Device) -> bool:
+        """Whether shares of a device lie in a MIG instance. Placement does not rate these: it shares GPUs outside MIG mode only."""
+        origin = self._pools.origins.get(device.key)
+        return origin is not None and origin.in_instance
 
     def place(self, wants: Sequence[Want], ended: AbstractSet[str] | None = None, among: Collection[str] | None = None) -> list[Placement]:
         """Return a place for each pod, or nothing if not all of them fit together.

@@ -35,7 +35,7 @@ PARTITIONED = (patch("DaemonSet", "aliquot-agent", INSTALLED), agents_with(ALIQU
 VARIANT = Variant(("mig",), PARTITIONED)
 """Other GPUs, with agents that may make instances."""
 EMPTY_GPU = 5
-MIG_CLASS = "mig.aliquot.dev"
+MIG_CLASS, SHARED_MIG_CLASS = "mig.aliquot.dev", "shared-mig.aliquot.dev"
 MADE = "4g.40gb"
 """There is one place for it."""
 MEMORY_MIB = {"1g.10gb": 9728, "2g.20gb": 19968, "3g.40gb": 40192, "4g.40gb": 40192}
@@ -185,8 +185,7 @@ def test_gpu_in_mig_mode_has_shares_or_instances_exactly(kubectl: Kubectl, produ
 
 def share_of_gpu_in_mig_mode(name: str, memory: str) -> tuple[Object, Object]:
     """A claim for a share of the GPU whose instances are made on demand, and its pod."""
-    wanted = dra_request(memory=memory)
-    wanted["exactly"]["selectors"] = [{"cel": {"expression": f"device.attributes['{contract.DRA_DRIVER}'].type == 'shared-mig'"}}]
+    wanted = dra_request(device_class=SHARED_MIG_CLASS, memory=memory)
     return claim(name, wanted), dra_pod(name, {"main": None}, claim=name, schedulerName=contract.SCHEDULER_NAME)
 
 

@@ -41,6 +41,8 @@ class Origin:
     """The memory of a fixed share."""
     profile: str = ""
     """That of a MIG instance."""
+    in_instance: bool = False
+    """Whether shares of it lie in a MIG instance, which they use together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +377,7 @@ def _origin_of(device: Json) -> Origin | None:
     texts = {name: value.get("string") or "" for name, value in (device.get("attributes") or {}).items()}
     uuid, parent, profile = (texts.get(name, "") for name in ("uuid", "parentUUID", "profile"))
     if not parent:
-        return Origin(uuid, uuid) if uuid else None
+        return Origin(uuid, uuid, in_instance=texts.get("type") == "shared-mig") if uuid else None
     if texts.get("type") == "fixed":
         return Origin(parent, parent, int(parse_quantity(str(device["capacity"]["memory"]["value"]))) // units.MIB)
     start = device["name"].rpartition("-")[2]  # of a place; an existing instance has a UUID

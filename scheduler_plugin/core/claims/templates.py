@@ -47,7 +47,7 @@ def template_of(asked: ContainerRequest, preferences: Preferences) -> ClaimTempl
     exactly: Json = {"deviceClassName": _device_class(preferences), "allocationMode": "ExactCount", "count": asked.vgpus}
     if capacity := _capacity(asked, preferences):
         exactly["capacity"] = {"requests": capacity}
-    if expressions := _expressions(asked, preferences):
+    if expressions := _expressions(preferences):
         exactly["selectors"] = [{"cel": {"expression": expression}} for expression in expressions]
     devices: Json = {"requests": [{"name": REQUEST, "exactly": exactly}]}
     if preferences.numa is NumaMode.STRICT and asked.vgpus > 1:
@@ -121,7 +121,7 @@ def _binary(memory_bytes: int) -> str:
     return f"{amount}{suffixes[0]}"
 
 
-def _expressions(asked: ContainerRequest, preferences: Preferences) -> list[str]:
+def _expressions(preferences: Preferences) -> list[str]:
     """Return CEL conditions on a device. A GPU must meet each."""
     models = [f"(?i){model_name.pattern(name)}" for name in preferences.gpu_type]
     not_models = [f"(?i){model_name.pattern(name)}" for name in preferences.gpu_type_not]
@@ -134,9 +134,6 @@ def _expressions(asked: ContainerRequest, preferences: Preferences) -> list[str]
         found.append(f"{uuid} in [{', '.join(map(_text, preferences.gpu_uuid))}]")
     if preferences.gpu_uuid_not:
         found.append(f"!({uuid} in [{', '.join(map(_text, preferences.gpu_uuid_not))}])")
-    if asked.vgpus > 1 or preferences.memory_burst is not None:
-        # A share of a GPU in MIG mode lies in an instance: a program can use one only, and memory cannot burst there.
-        found.append(f"{_ATTRIBUTES}.type == 'gpu'")
     return found
 
 

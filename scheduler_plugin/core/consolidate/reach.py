@@ -17,7 +17,7 @@ def unknown_because(pod: PodFacts, directory: NodeDirectory) -> str:
     if pod.is_picky:
         return "its volumes, ports, claims, other resources or rules about other pods are known to kube-scheduler only"
     if pod.is_confined and _rules(pod, directory) is None:
-        return "it requires labels of its node, which the scheduler reads only with featureGates: Consolidation=true"
+        return "it requires labels of its node, which the scheduler has not read: featureGates: Consolidation=true makes it read them"
     return ""
 
 

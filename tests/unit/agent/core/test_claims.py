@@ -303,14 +303,19 @@ class TestMigInstances:
     def test_parameters_that_no_instance_has_are_refused(self, stated):
         assert self.of(self.NAMES[0], stated=parameters(**stated)).reason is Reason.REQUEST_INVALID
 
-    @pytest.mark.parametrize("stated", [{"isolation": "exclusive"}, {"memoryBurst": "1.5"}])
-    def test_share_of_gpu_in_mig_mode_has_shim_only(self, stated):
-        refusal = refused(claim_object("train", result(0, mib=100), stated=parameters(**stated)), node(inventory=self.ON_DEMAND))
-        assert (refusal.reason, "only isolation shim" in refusal.message) == (Reason.REQUEST_INVALID, True)
-
-    def test_share_of_gpu_in_mig_mode_comes_alone(self):
-        refusal = refused(claim_object("train", result(0, mib=100), result(1, mib=100)), node(inventory=self.ON_DEMAND))
-        assert (refusal.reason, "uses one MIG instance only" in refusal.message) == (Reason.REQUEST_INVALID, True)
+    @pytest.mark.parametrize(
+        ("results", "stated"),
+        [
+            pytest.param([result(0, mib=100)], parameters(isolation="exclusive"), id="exclusive"),
+            pytest.param([result(0, mib=100)], parameters(memoryBurst="1.5"), id="burst"),
+            pytest.param([result(0, mib=100), result(1, mib=100)], None, id="several devices"),
+            pytest.param([result(0, mib=100, adminAccess=True)], None, id="admin access"),
+        ],
+    )
+    def test_what_shares_in_mig_mode_lack_is_refused_with_cure(self, results, stated):
+        claim = claim_object("train", *results, **({} if stated is None else {"stated": stated}))
+        refusal = refused(claim, node(inventory=self.ON_DEMAND, admin_access=True))
+        assert (refusal.reason, "request class vgpu.aliquot.dev" in refusal.message) == (Reason.REQUEST_INVALID, True)
 
     def test_shares_of_gpu_in_mig_mode_fill_its_instance(self):
         at = node(inventory=self.ON_DEMAND)
@@ -326,7 +331,10 @@ class TestMigInstances:
         wanted = [result(0, mib=100), result("gpu-0-mig-1g10gb-0", mib=None, consumedCapacity=None)]
         first, second = wanted if first_is_share else reversed(wanted)
         ledger = Ledger().granting(granted(claim_object("first", first), at, name="first"), at.inventory, at.shares_per_gpu)
-        assert refused(claim_object("train", second), replace(at, ledger=ledger)).reason is Reason.OVERCOMMITTED
+        refusal = refused(claim_object("train", second), replace(at, ledger=ledger))
+        assert refusal.reason is Reason.OVERCOMMITTED
+        assert ("which has MIG instances in use" in refusal.message) is not first_is_share
+        assert "Already granted there: claim default/first" in refusal.message
 
     def test_request_of_gpu_and_instance_is_refused(self):
         mixed = claim_object("train", result(self.NAMES[0], mib=None), result(1))

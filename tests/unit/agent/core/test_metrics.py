@@ -73,6 +73,12 @@ def test_finished_container_has_no_series_and_counts_for_its_device():
     assert {one["pod"] for family in of_containers for one in labelled(family)} == {"train"}
 
 
+def test_gpu_in_mig_mode_has_as_many_shares_as_others():
+    found = scrape(grant(ids("0:0"), share(0, 50)), on=inventory(gpu(0, mig=[instance(0, 0)])))
+    assert by_device(found["aliquot_device_shares"]) == {"GPU-0": 16}
+    assert by_device(found["aliquot_device_shares_allocated"]) == {"GPU-0": 1}
+
+
 def test_mig_instances_count_for_their_gpu():
     on = inventory(gpu(0, mig=[instance(0, 0), instance(0, 1)]))
     found = scrape(grant(frozenset({"MIG-0-0"}), share("MIG-0-0", 100), resource="nvidia.com/mig-1g.10gb"), on=on)

@@ -220,7 +220,7 @@ def test_instance_prefers_node_with_begun_gpu(on_demand: bool):
 
 def test_share_of_gpu_in_mig_mode_takes_places_and_prefers_begun_gpu():
     context = cluster(served=[])
-    context.claims.pools.set_class(class_of(expression=f"{ATTRIBUTES}.type in ['gpu', 'shared-mig']"))
+    context.claims.pools.set_class(class_of(expression=f"{ATTRIBUTES}.type == 'shared-mig'"))
     context.claims.is_current = True
     for name in NODES:
         device = make_device(name, 0, instances=1)
@@ -244,7 +244,8 @@ def test_share_of_gpu_in_mig_mode_takes_places_and_prefers_begun_gpu():
     assert all(rated.values())
     assert max(rated, key=rated.__getitem__) == "n2"
     context.claims.holds.set_claim(claim_of("more", asking(memory="701Mi")))
-    assert filtered(context, pod_json("q", "more"))[0] == ["n1", "n3"]
+    fitting, failed = filtered(context, pod_json("q", "more"))
+    assert (fitting, failed) == (["n1", "n3"], {"n2": NodeReason.CLAIMS.sentence})
 
 
 def test_node_of_device_plugin_is_refused():

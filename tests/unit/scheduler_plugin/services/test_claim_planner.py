@@ -11,11 +11,12 @@ import pytest
 
 from aliquot import contract
 from aliquot.contract.gpunode import GpuNode
-from aliquot.contract.model import Link, LinkKind
+from aliquot.contract.model import Allocation, Link, LinkKind
 from scheduler_plugin.core.claims.stored import StoredClaim
 from scheduler_plugin.services import claim_planner
-from tests.integration.claim_world import ClaimWorld
-from tests.unit.scheduler_plugin.claim_builders import asking
+from tests.integration.claim_world import TAINT, ClaimWorld
+from tests.unit.scheduler_plugin.builders import make_node, make_place
+from tests.unit.scheduler_plugin.claim_builders import asking, class_of, slice_of
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +95,25 @@ def test_what_does_not_fit_waits_with_sentence_until_room_is_free() -> None:
     world.delete_pod("old")
     plan(world)
     assert not world.is_gated("new")
+
+
+def test_shares_in_mig_mode_are_allocated_until_the_instance_is_full() -> None:
+    world = ClaimWorld(["n1"], devices=1)
+    device = world.nodes["n1"].devices[0].device
+    place = replace(make_place(device.uuid, "7g.80gb", 0), memory_bytes=1000 << 20)
+    in_mig_mode = replace(device, mig_enabled=True, mig_instances=(place, make_place(device.uuid, "1g.10gb", 0)))
+    world.nodes["n1"] = make_node("n1", [in_mig_mode], shares_per_gpu=16, allocation=Allocation.BOTH)
+    world.relist()
+    shared = slice_of(world.nodes["n1"], taints=[TAINT])
+    shared["spec"]["devices"][0]["attributes"]["type"] = {"string": "shared-mig"}
+    world.watch.slices.listed([shared])
+    world.watch.classes.listed([class_of(expression="device.attributes['gpu.aliquot.dev'].type == 'shared-mig'")])
+    for name in ("one", "two", "three"):
+        world.create_pod(name, asking(memory="400Mi"))
+    plan(world, 2)
+    assert sorted(world.is_gated(name) for name in ("one", "two", "three")) == [False, False, True]
+    (waiting,) = (name for name in ("one", "two", "three") if world.is_gated(name))
+    assert "in MIG mode" not in world.events.get(waiting, "")
 
 
 def test_pod_with_another_gate_is_left_alone() -> None:

@@ -36,13 +36,6 @@ def test_request_without_amounts_is_whole_gpu():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("vgpus", "burst", "selected"), [(1, None, False), (2, None, True), (1, 1.5, True)])
-def test_what_no_gpu_in_mig_mode_serves_selects_others(vgpus, burst, selected):
-    selectors = exactly(asked(vgpus), memory_burst=burst).get("selectors", ())
-    wanted = {"cel": {"expression": "device.attributes['gpu.aliquot.dev'].type == 'gpu'"}}
-    assert (wanted in selectors) is selected
-
-
 def test_equal_shapes_have_one_name_and_others_have_their_own():
     shapes = [asked(), asked(2), asked(mib=1), asked(mib=2), asked(cores=1)]
     names = {template_of(one, Preferences()).name for one in shapes}

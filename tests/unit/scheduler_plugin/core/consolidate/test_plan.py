@@ -178,7 +178,12 @@ def test_pod_moves_only_to_node_that_its_rules_allow() -> None:
     scene.run("n3", 0, hours=5, movable=False)
     without = scene.plan()
     assert isinstance(without, NoPlan)
-    assert without.nodes["it requires labels of its node, which the scheduler reads only with featureGates: Consolidation=true"] == 1
+    assert (
+        without.nodes[
+            "it requires labels of its node, which the scheduler has not read: featureGates: Consolidation=true makes it read them"
+        ]
+        == 1
+    )
     scene.label("a", "b", "a")
     assert moves(scene.plan()) == [(moving, "n3")]
     scene.labelled[2] = NodeFacts("n3", {"pool": "b"})
