@@ -474,16 +474,21 @@ def _room_trouble(ref: ClaimRef, shares: Sequence[DeviceShare], node: ClaimNode,
         try:
             states[position] = _with_share(state, share)
         except AccountingError:
-            holders = ", ".join(_holders_of(state, share, others)) or "another request of this claim"
-            free = f"{state.free_cores_percent} percent and {state.free_shares} shares free"
-            free = f"{units.format_memory(state.free_memory_bytes)}, {free}" if state.leaves_shares else "MIG instances in use"
-            cores = "no reserved cores" if share.cores_percent is None else f"{share.cores_percent} percent of cores"
-            return Refusal(
-                Reason.OVERCOMMITTED,
-                f"claim {ref} was allocated {units.format_memory(share.memory_bytes)} and {cores} of {share.device_uuid}, which has "
-                f"{free}. Already granted there: {holders}. Delete the pod so that the claim is allocated again",
-            )
+            return _no_room(ref, share, state, others)
     return None
+
+
+def _no_room(ref: ClaimRef, share: DeviceShare, state: DeviceState, others: Ledger) -> Refusal:
+    """Return a refusal that names what the share's device has free, and who has the rest."""
+    holders = ", ".join(_holders_of(state, share, others)) or "another request of this claim"
+    free = f"{state.free_cores_percent} percent and {state.free_shares} shares free"
+    free = f"{units.format_memory(state.free_memory_bytes)}, {free}" if state.leaves_shares else "MIG instances in use"
+    cores = "no reserved cores" if share.cores_percent is None else f"{share.cores_percent} percent of cores"
+    return Refusal(
+        Reason.OVERCOMMITTED,
+        f"claim {ref} was allocated {units.format_memory(share.memory_bytes)} and {cores} of {share.device_uuid}, which has {free}. "
+        f"Already granted there: {holders}. Delete the pod so that the claim is allocated again",
+    )
 
 
 def _holders_of(state: DeviceState, share: DeviceShare, ledger: Ledger) -> Sequence[str]:

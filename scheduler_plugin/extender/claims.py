@@ -345,8 +345,7 @@ class ClaimVerdicts:
 
         None for shares that lie in a MIG instance: what such a GPU lacks for containers is not what it lacks for them.
         """
-        known = (self.pools.origins.get(key) for key in self.pools.selected(node, request))
-        origins = [origin for origin in known if origin is not None]
+        origins = self.pools.origins_of(node, request)
         if origins and all(origin.in_instance for origin in origins):
             return None
         if request.takes_all:

@@ -235,6 +235,11 @@ class Pools:
         devices = self._devices_of(node)
         return [device.key for device in devices if all(meets(expression, device) for expression in request.selectors)]
 
+    def origins_of(self, node: str, request: Request) -> Sequence[Origin]:
+        """Return where Aliquot's devices among these come from. Raises ContractError: it is not known."""
+        known = (self.origins.get(key) for key in self.selected(node, request))
+        return [origin for origin in known if origin is not None]
+
     # --- our own allocation ---
 
     def planned_on(self, node: str) -> Sequence[Device]:
