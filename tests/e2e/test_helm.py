@@ -21,8 +21,8 @@ def renderer(scratch_in_tree: Path) -> Renderer:
 
 
 @pytest.mark.usefixtures("operator_kinds")
-@pytest.mark.parametrize("installation", installations(), ids=str)
+@pytest.mark.parametrize("wanted", installations(), ids=str)
 def test_the_api_server_takes_every_object_and_knows_every_field(
-    looked_at: Callable[[Iterable[Object]], None], renderer: Renderer, installation: Installation
+    looked_at: Callable[[Iterable[Object]], None], renderer: Renderer, wanted: Installation
 ) -> None:
-    looked_at([*renderer.charted(installation.values), *renderer.hooks(installation.values)])
+    looked_at([*renderer.charted(wanted.values), *renderer.hooks(wanted.values)])
