@@ -140,7 +140,7 @@ def test_pod_with_node_selector_gets_plan_or_the_missing_gate(scene: Scene, tmp_
         scene.label("a", "b")
     saved = tmp_path / "plan.json"
     result = run(scene, tmp_path, "--save", str(saved))
-    says = "1 move frees 2 GPUs on node n2" if reads else "no plan: it requires labels of its node, which the scheduler reads only with"
+    says = "1 move frees 2 GPUs on node n2" if reads else "no plan: it requires labels of its node, which the scheduler has not read"
     assert result.output.splitlines()[0].startswith(f"team/pod-big: {says}")
     assert not reads or CliRunner().invoke(main, ["defrag", "check", str(saved)]).exit_code == exit_codes.OK
 
