@@ -184,7 +184,7 @@ def test_gpu_in_mig_mode_has_shares_or_instances_exactly(kubectl: Kubectl, produ
 
 
 def share_of_gpu_in_mig_mode(name: str, memory: str) -> tuple[Object, Object]:
-    """A claim for a share of the GPU whose instances are made on demand, and its pod."""
+    """A claim for a share of the GPU in MIG mode, and its pod."""
     wanted = dra_request(device_class=SHARED_MIG_CLASS, memory=memory)
     return claim(name, wanted), dra_pod(name, {"main": None}, claim=name, schedulerName=contract.SCHEDULER_NAME)
 

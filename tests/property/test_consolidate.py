@@ -232,10 +232,10 @@ def test_plans_serve_waiting_and_moving_pods_with_rules() -> None:
             continue
         check_nodes(snapshot, plan)
         for uid, node in used_nodes(plan):
-            whose = "waiting" if uid == "big" else "moving"
-            served[f"{whose} selects"] += requires_labels(json.loads(restore(snapshot).pods[uid].controller_uid))
-            served[f"{whose} tolerates"] += node in snapshot.closed_nodes
-    assert min(served[f"{whose} {how}"] for whose in ("waiting", "moving") for how in ("selects", "tolerates")) >= 2, served
+            role = "waiting" if uid == "big" else "moving"
+            served[f"{role} selects"] += requires_labels(json.loads(restore(snapshot).pods[uid].controller_uid))
+            served[f"{role} tolerates"] += node in snapshot.closed_nodes
+    assert min(served[f"{role} {rule}"] for role in ("waiting", "moving") for rule in ("selects", "tolerates")) >= 2, served
 
 
 @given(clusters(), st.data())

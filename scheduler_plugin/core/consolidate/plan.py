@@ -181,7 +181,7 @@ class Trial:
         return self._takes(replacement, node) and not self.planner.reserve_on(replacement, node, expires_at)
 
     def _takes(self, pod: PodFacts, node: str) -> bool:
-        """Whether a pod may use a node that has the CPU and RAM, and of which all GPU use is known."""
+        """Whether a pod may use a node, and the node has the CPU and RAM for it."""
         row = self.state.row_of(node)
         if row is None or not self.may_use(pod, node):
             return False

@@ -29,7 +29,7 @@ class Reach:
         self._state = state
         self._directory = directory
         self._clear = frozenset(name for name in state.names if name).difference(unknown)
-        """The nodes of which all GPU use is known."""
+        """Nodes where it is known which GPUs every pod uses."""
         self.open = self._clear - state.closed_nodes
         """Those of them that no taint closes, except for the one of GPU nodes."""
         self._found: dict[NodeRules, frozenset[str]] = {}

@@ -278,7 +278,7 @@ class TestMigInstances:
     NAMES = ("gpu-0-mig-1g10gb-0-0-0", "gpu-0-mig-1g10gb-1-1-0")
     PLACES = (place_on_demand("1g.10gb", 0, 1, 100), place_on_demand("7g.80gb", 0, 8, 900))
     ON_DEMAND = inventory(gpu(0, mib=1000, mig=PLACES), gpu(1, mib=1000))
-    """GPU 0 has places for instances, of which the largest has 900 MiB."""
+    """GPU 0 is in MIG mode. The agent can make a small instance there, or one with all slices and 900 MiB."""
 
     def of(self, name: str, *others: Grant, **stated):
         return plan(claim_object("train", result(name, mib=None, consumedCapacity=None), **stated), node(*others, inventory=self.INVENTORY))
