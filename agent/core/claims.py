@@ -378,7 +378,8 @@ def _shared_instance_trouble(ref: ClaimRef, entry: InventoryDevice, request: All
         return Refusal(Reason.REQUEST_INVALID, only_one)
     if request.admin or preferences.isolation not in (None, Isolation.SHIM) or may_burst(preferences):
         return Refusal(
-            Reason.REQUEST_INVALID, f"{where}: adminAccess, memoryBurst and isolation other than shim are not available there: {other}"
+            Reason.REQUEST_INVALID,
+            f"{where}: adminAccess, memoryBurst and isolation other than shim are not available there. For them, {other}",
         )
     return None
 
