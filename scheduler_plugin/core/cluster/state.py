@@ -531,12 +531,15 @@ class ClusterState:
                 yield
 
     def _learn_from(self, gpu: GpuNode) -> bool:
-        """Learn from the report of one node about its own pods; return whether all pods of the report are known."""
+        """Learn from the report of one node about its own pods; return whether all pods of the report are known as bound.
+
+        The watches of nodes and pods are two: a report can come before the binding of its pod, and is read again then.
+        """
         found = [(self._pods.get(entry.pod_uid), entry.used) for entry in gpu.utilization]
         for pod, used in found:
             if pod is not None and pod.node_name == gpu.name:
                 self.utilizations.learn(pod, used)
-        return all(pod is not None for pod, _ in found)
+        return all(pod is not None and pod.node_name for pod, _ in found)
 
     # --- reservations ---
 

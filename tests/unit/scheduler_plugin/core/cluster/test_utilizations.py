@@ -69,15 +69,14 @@ def test_policy_without_weight_has_no_aversion_and_nothing_is_learned_without_an
     assert known.aversion(Utilization(90, 90), Policy.FRAG) is NO_AVERSION
 
 
-@pytest.mark.parametrize("pod_first", [True, False])
-def test_report_is_learned_whichever_of_pod_and_node_is_known_first(pod_first):
+@pytest.mark.parametrize("known_before", ["nothing", "waiting", "bound"])
+def test_report_is_learned_whichever_of_pod_and_node_is_known_first(known_before):
     state, used = ClusterState(), Utilization(80, 40)
     state.utilizations.weigh(WEIGHTS)
     pod = make_pod("u1", node="n1", shares={"main": [make_share("n1", 0)]}, vgpu="1")
-    node = make_node(utilization=(PodUtilization("u1", used),))
-    if pod_first:
-        state.set_pod(pod)
-    state.set_gpu_node(node)
+    if known_before != "nothing":
+        state.set_pod(pod if known_before == "bound" else make_pod("u1", vgpu="1"))
+    state.set_gpu_node(make_node(utilization=(PodUtilization("u1", used),)))
     state.read_utilization()
     state.set_pod(pod)
     state.read_utilization()
