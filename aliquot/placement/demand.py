@@ -36,6 +36,11 @@ class Shape:
     gpu_type: tuple[str, ...] = ()
     gpu_type_not: tuple[str, ...] = ()
 
+    @property
+    def names_models(self) -> bool:
+        """Whether pods of this kind can use some models only."""
+        return bool(self.gpu_type or self.gpu_type_not)
+
     def memory_on(self, capacity_mib: int) -> int:
         """Return the MiB that one vGPU takes of a device with this much memory."""
         return max(self.memory_mib, -(-capacity_mib * self.memory_ppm // PPM))

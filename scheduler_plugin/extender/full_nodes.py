@@ -71,5 +71,5 @@ def _invented(state: ClusterState, items: Iterable[NodeObject]) -> ClusterState:
         if state.row_of(item.metadata.name) is None and (node := template_node(item)) is not None:
             invented.set_gpu_node(node)
             invented.set_host(node.name, *template_host(item))
-    invented.columns.set_demand(state.columns.demand_table.demand, state.columns.devices_of_kinds)
+    invented.columns.set_demand(state.columns.demand_table.demand, state.columns.demand_table)
     return invented

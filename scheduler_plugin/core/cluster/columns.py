@@ -8,7 +8,7 @@ here, but free amounts never go below 0. Memory is in MiB, as in inventories and
 Each change of a row gives it a new number from one counter, so that cached results can tell which rows are out of date.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeAlias
 
@@ -23,7 +23,7 @@ from aliquot.placement.demand import GENERIC, PPM, Demand
 from aliquot.placement.device import UNRESERVED_MIN_PERCENT
 from aliquot.placement.partition import Partition
 from scheduler_plugin.core.cluster.pods import Use
-from scheduler_plugin.core.score.cost import Kind
+from scheduler_plugin.core.score.cost import Kind, coarse
 from scheduler_plugin.core.score.demand_table import UNLIMITED, DemandTable, room_ppm
 from scheduler_plugin.core.score.links import LinkClass, Matrix, matrix_of
 
@@ -61,6 +61,8 @@ class Columns:
         self.demand_table = DemandTable(GENERIC, self.kinds)
         self._inventory_changes = 0
         """Since the table was made; _ALL if there is a kind that it does not know."""
+        self._has_own_supply = True
+        """Whether the table rates by the devices here, and not by given ones."""
         self.link_classes: list[LinkClass] = [LinkClass(())]
         self._class_of_matrix: dict[Matrix, int] = {(): 0}
         self.profiles: list[str] = []
@@ -178,9 +180,12 @@ class Columns:
 
     def touch(self, row: int) -> None:
         """Note that a row changed."""
+        self._note_change(row)
+        self._stale.add(row)
+
+    def _note_change(self, row: int) -> None:
         self.change_count += 1
         self.changed[row] = self.change_count
-        self._stale.add(row)
 
     @contextmanager
     def unchanged(self, rows: Collection[int]) -> Iterator[None]:
@@ -347,13 +352,23 @@ class Columns:
         counts = np.bincount(self.kind[self.present], minlength=len(self.kinds)).tolist()
         return dict(zip(self.kinds, counts, strict=True))
 
-    def set_demand(self, demand: Demand, supply: Mapping[Kind, int] | None = None) -> None:
+    @property
+    def free_of_kinds(self) -> dict[Kind, int]:
+        """The free devices of each kind, roughly: parts of devices are added up, each by the scarcer of memory and cores."""
+        parts = np.minimum(self.free_mib / np.maximum(1, self.capacity_mib), self.free_cores / units.WHOLE_GPU_PERCENT)
+        parts *= self.shareable & (self.free_shares > 0)
+        free = np.bincount(self.kind.ravel(), parts.ravel(), len(self.kinds)).tolist()
+        return {kind: coarse(int(devices)) for kind, devices in zip(self.kinds, free, strict=True)}
+
+    def set_demand(self, demand: Demand, supply: DemandTable | None = None) -> None:
         """Rate free room by another demand from now on.
 
-        Args: supply: the number of devices of each kind that meets the demand; None for the present ones.
+        Args: supply: has the devices that meet the demand; None for those here.
         """
-        counts = self.devices_of_kinds if supply is None else {**dict.fromkeys(self.kinds, 0), **supply}
-        self.demand_table = DemandTable(demand, counts)
+        counts, free = self.devices_of_kinds, None
+        if supply is not None:
+            counts, free = {**dict.fromkeys(self.kinds, 0), **supply.counts}, supply.free
+        self.demand_table, self._has_own_supply = DemandTable(demand, counts, free), supply is None
         self.seated = np.zeros((*self.present.shape, self.demand_table.seats), dtype=np.bool_)
         self._inventory_changes = 0
         for row in np.flatnonzero(self.alive).tolist():
@@ -380,9 +395,17 @@ class Columns:
         self._stale.clear()
         if len(rows) == 1:  # the usual case: a slice is a view, so nothing is copied
             self._derive(slice(rows[0], rows[0] + 1))
-            return
-        for chunk in self.chunks(rows):
-            self._derive(chunk)
+        else:
+            for chunk in self.chunks(rows):
+                self._derive(chunk)
+        if self.demand_table.names_models and self._has_own_supply:
+            self._follow_supply()
+
+    def _follow_supply(self) -> None:
+        """Rate by what is free now. The derived columns do not depend on it, only the cost of rows with such devices."""
+        if (free := self.free_of_kinds) != self.demand_table.free:
+            for row in np.flatnonzero(np.isin(self.kind, self.demand_table.set_free(free)).any(axis=1)).tolist():
+                self._note_change(row)
 
     def chunks(self, rows: Rows) -> Sequence[Rows]:
         """Split rows into chunks that fit into the cache."""

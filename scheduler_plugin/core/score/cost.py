@@ -10,7 +10,7 @@ policy       frag: by how much the node's fragmentation grows, or for MIG instan
 host         free GPUs that CPU and RAM can no longer feed afterwards, and the reverse: CPU beyond what the free GPUs need
 cpu_used     the part of the host's CPU that is in use afterwards
 scarce       what the pod takes of devices that other pods require (by type, memory, or the size of their node), times how far their demand
-             exceeds the supply
+             exceeds the supply, or for a named type what is left of it
 links        by how much the best linked set is worse than full NVLink (several GPUs)
 numa         1 when the pod prefers one NUMA node and the devices lie on several
 open_links   links between free devices that the pod breaks, by quality
@@ -34,7 +34,8 @@ their memory slices if they have any: the CPU that a returning device will need 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Final, NamedTuple, TypeAlias
+from math import fsum
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from aliquot.contract import units
 from aliquot.contract.model import ContainerRequest, DeviceShare, NumaMode, Policy, Preferences
@@ -91,8 +92,16 @@ DEFAULT_WEIGHTS: Final[Mapping[Policy, Weights]] = {
 """docs/measurements/placement.md says how the weights of frag were found, and what they do on public traces. In spread, links count as much
 as a thousandth of a node's memory, and a whole node as a tenth of that: they decide between equally empty nodes."""
 
-_HOST_BITS: Final = 3
-"""Significant bits of CPU and RAM in a kind: hosts of one type differ by what they keep for themselves, and would be a kind each."""
+_COARSE_BITS: Final = 3
+
+
+def coarse(amount: int) -> int:
+    """Round up to a number with three significant bits, so that small differences do not count.
+
+    Hosts of one type differ by what they keep for themselves, and would be a kind each.
+    """
+    zeros = max(0, amount.bit_length() - _COARSE_BITS)
+    return -(-amount >> zeros) << zeros
 
 
 class Kind(NamedTuple):
@@ -111,7 +120,7 @@ class Kind(NamedTuple):
     def of(cls, model: str, memory_mib: int, gpus: int, cpu_milli: int, ram_mib: int) -> "Kind":
         """Return the kind of a device. Args: gpus, cpu_milli, ram_mib: of its node; 0 CPU or RAM means unknown."""
         known = cpu_milli > 0 and ram_mib > 0
-        return cls(model.lower(), memory_mib, gpus, _rounded_up(cpu_milli) if known else 0, _rounded_up(ram_mib) if known else 0)
+        return cls(model.lower(), memory_mib, gpus, coarse(cpu_milli) if known else 0, coarse(ram_mib) if known else 0)
 
     def can_hold(self, shape: Shape) -> bool:
         """Whether a pod of this shape could run on such a node while it is empty."""
@@ -121,6 +130,7 @@ class Kind(NamedTuple):
 
 
 Scarcity: TypeAlias = Mapping[Kind, float]
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +395,7 @@ def _with_devices(counts: Mapping[Kind, int]) -> dict[Kind, int]:
     return {kind: count for kind, count in counts.items() if count and kind.memory_mib}
 
 
-def scarcity(demand: Demand, counts: Mapping[Kind, int]) -> Scarcity:
+def scarcity(demand: Demand, counts: Mapping[Kind, int], free: Mapping[Kind, int] | None = None) -> Scarcity:
     """Return for each kind of device how much of the demand requires it, as a multiple of its part of all devices.
 
     It is 1 if these shapes would use the whole kind, with a total demand as large as the cluster. A shape that can use several kinds counts
@@ -393,20 +403,50 @@ def scarcity(demand: Demand, counts: Mapping[Kind, int]) -> Scarcity:
 
     UNSEEN_PART is added to the demand: for each kind of node with several GPUs, pods that need all of one such node, in equal amounts. So
     a host that can serve more pods than others is kept for them before the first of these pods is known.
+
+    Kinds that serve a named model have MAX_SCARCITY while the demand for it is more than that many times what is free of them. Before,
+    other pods fill them as usual: to avoid such kinds from the start would break nodes with many GPUs instead.
+
+    Args: counts: devices by kind. free: those of them that are free, in sum; None: all.
     """
     there = _with_devices(counts)
+    insisting = _insisting(demand, there)
+    wanted = _sums(entry for _, amounts in insisting for entry in amounts.items())
+    named = _sums((frozenset(amounts), fsum(amounts.values())) for names_models, amounts in insisting if names_models)
+    found = {kind: min(MAX_SCARCITY, amount / there[kind]) for kind, amount in wanted.items() if amount}
+    return found | dict.fromkeys(_nearly_gone(named, there if free is None else free), MAX_SCARCITY)
+
+
+def _insisting(demand: Demand, there: Mapping[Kind, int]) -> list[tuple[bool, Mapping[Kind, float]]]:
+    """Return what shapes want that some kind cannot serve: whether they name models, and by kind the devices if demand used them all.
+
+    A shape that can use every kind adds to the demand, but makes no kind scarce. Sums are exact: after a restart the kinds may be known in
+    another order.
+    """
     large = [kind for kind in there if kind.gpus > 1]
-    known = [_by_kind(shape, weight * shape.vgpus, there) for shape, weight in demand.shapes]
-    total = sum(sum(amounts.values()) for amounts in known)
-    unseen = [_by_kind(_all_of(kind), UNSEEN_PART * total / len(large), there) for kind in large]
-    insisting = dict.fromkeys(there, 0.0)
-    for amounts in (*known, *unseen):
-        # A shape that can use every kind adds to the demand, but makes no kind scarce.
-        for kind, amount in amounts.items() if len(amounts) < len(there) else ():
-            insisting[kind] += amount
+    known = [(shape.names_models, _by_kind(shape, weight * shape.vgpus, there)) for shape, weight in demand.shapes]
+    total = fsum(amount for _, amounts in known for amount in amounts.values())
+    unseen = [(False, _by_kind(_all_of(kind), UNSEEN_PART * total / len(large), there)) for kind in large]
     total += UNSEEN_PART * total if large else 0.0
     devices = sum(there.values())
-    return {kind: min(MAX_SCARCITY, amount / total * devices / there[kind]) for kind, amount in insisting.items() if amount}
+    return [
+        (names_models, {kind: amount / total * devices for kind, amount in amounts.items()})
+        for names_models, amounts in (*known, *unseen)
+        if 0 < len(amounts) < len(there)
+    ]
+
+
+def _nearly_gone(wanted: Mapping[frozenset[Kind], float], free: Mapping[Kind, int]) -> set[Kind]:
+    """Return the kinds of which too little is free. Args: wanted: in devices, by the kinds that serve it together."""
+    return {kind for kinds, devices in wanted.items() if devices > MAX_SCARCITY * sum(free.get(one, 0) for one in kinds) for kind in kinds}
+
+
+def _sums(amounts: Iterable[tuple[K, float]]) -> dict[K, float]:
+    """Add up the amounts of each key."""
+    sums: dict[K, float] = {}
+    for key, amount in amounts:
+        sums[key] = sums.get(key, 0.0) + amount
+    return sums
 
 
 def _by_kind(shape: Shape, gpus: float, there: Mapping[Kind, int]) -> dict[Kind, float]:
@@ -434,7 +474,7 @@ def seat_values(demand: Demand, counts: Mapping[Kind, int]) -> Mapping[Kind, flo
     """
     there = _with_devices(counts)
     values = _wanted_per_device(demand, there)
-    total = sum(values[kind] * count for kind, count in there.items())
+    total = fsum(values[kind] * count for kind, count in there.items())
     if not total:
         return {}
     mean = total / sum(there.values())
@@ -469,12 +509,6 @@ def _policy_term(policy: Policy, view: NodeView, after: Sequence[DeviceState], h
             return -sum(device_score.free_ppm(after[i]) for i in touched) / (FREE_PPM * max(1, len(touched)))
         case Policy.TOPOLOGY:
             return 0.0
-
-
-def _rounded_up(amount: int) -> int:
-    """Round up to a number with _HOST_BITS significant bits."""
-    zeros = max(0, amount.bit_length() - _HOST_BITS)
-    return -(-amount >> zeros) << zeros
 
 
 def _room(state: DeviceState) -> float:

@@ -28,11 +28,15 @@ UNLIMITED: Final = np.iinfo(np.int64).max
 class DemandTable:
     """A demand, prepared for the present kinds of devices."""
 
-    def __init__(self, demand: Demand, counts: Mapping[Kind, int]) -> None:
-        """Args: counts: the number of devices of each kind, in the order of the kinds' numbers; at least one kind."""
+    def __init__(self, demand: Demand, counts: Mapping[Kind, int], free: Mapping[Kind, int] | None = None) -> None:
+        """Args: counts: the number of devices of each kind, in the order of the kinds' numbers; at least one. free: for ``scarcity``."""
         self.demand = demand
-        self.scarcity_of_kind = scarcity(demand, counts)
-        self.scarcity = np.array([self.scarcity_of_kind.get(kind, 0.0) for kind in counts])
+        self.names_models = any(shape.names_models for shape, _ in demand.shapes)
+        """Whether scarcity depends on what is free."""
+        self.counts = counts
+        self.scarcity: Floats = np.zeros(len(counts))
+        """By kind."""
+        self.set_free(free)
         self.seat_values = seat_values(demand, counts)
         self.seat_part: Floats = np.array([self.seat_values.get(kind, 1.0) for kind in counts]) / MAX_SEAT_VALUE
         """By kind, as score.NodeView.seat_part."""
@@ -51,6 +55,13 @@ class DemandTable:
         """By shape and seat."""
         self._weights[np.arange(len(seat_of)), seat_of] = [weight for _, weight in demand.shapes]
         self._seat_weights: Floats = self._weights.sum(axis=0)
+
+    def set_free(self, free: Mapping[Kind, int] | None) -> Ints:
+        """Rate by these free devices from now on; return the numbers of the kinds whose scarcity changed."""
+        self.free = free
+        self.scarcity_of_kind = scarcity(self.demand, self.counts, free)
+        before, self.scarcity = self.scarcity, np.array([self.scarcity_of_kind.get(kind, 0.0) for kind in self.counts])
+        return np.flatnonzero(before != self.scarcity)
 
     def fits(self, kind: Ints, mib: Ints, cores: Ints, shares: Ints) -> Bools:
         """Return for each device, with these free amounts, and each seat whether it fits: by row, device and seat."""

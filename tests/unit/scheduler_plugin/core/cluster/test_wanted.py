@@ -18,7 +18,7 @@ from scheduler_plugin.core.score.cost import (
     scarcity,
     seat_values,
 )
-from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod, request_of
+from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod, make_share, request_of
 
 ALPHA, BETA = Kind("alpha", 1000, 8), Kind("beta", 1000, 8)
 
@@ -82,6 +82,42 @@ def test_scarcity_of_kind_follows_demand_that_requires_it():
     assert scarcity(Demand.of({easy: 3, picky: 1}), {ALPHA: 5, BETA: 5}) == {ALPHA: pytest.approx(0.5 / (1 + UNSEEN_PART))}
     assert scarcity(Demand.of({picky: 1}), {ALPHA: 1, BETA: 9}) == {ALPHA: MAX_SCARCITY}
     assert scarcity(Demand.of({picky: 1}), {BETA: 9}) == {}
+
+
+@pytest.mark.parametrize("named", [{"gpu_type": ("alpha",)}, {"gpu_type_not": ("beta",)}], ids=["wanted", "unwanted"])
+def test_kinds_of_named_model_are_scarcest_once_little_is_free_of_all(named):
+    other_alpha = Kind("alpha", 1000, 4)
+    counts = {ALPHA: 40, other_alpha: 20, BETA: 40}
+    demand = Demand.of({Shape(memory_mib=1000, cores_percent=100): 7, Shape(memory_mib=1000, cores_percent=100, **named): 3})
+    empty = scarcity(demand, counts)  # the demand for alpha is that of 27 of 100 GPUs
+    for alphas in range(28):
+        for beta in (0, 40):
+            found = scarcity(demand, counts, {ALPHA: alphas // 2, other_alpha: alphas - alphas // 2, BETA: beta})
+            assert found == (empty if alphas > 13 else empty | {ALPHA: MAX_SCARCITY, other_alpha: MAX_SCARCITY})
+
+
+def test_nodes_that_large_pods_need_are_no_scarcer_when_they_fill():
+    large, small = Kind("m", 1000, 8), Kind("m", 1000, 4)
+    demand, counts = Demand.of({Shape(vgpus=8, memory_mib=1): 1}), {large: 8, small: 8}
+    assert scarcity(demand, counts, {large: 1, small: 1}) == scarcity(demand, counts)
+
+
+def test_pods_avoid_named_model_once_nearly_full_on_unchanged_nodes_too():
+    state = ClusterState()
+    for number in range(16):
+        model = "alpha" if number < 8 else "beta"
+        state.set_gpu_node(make_node(f"{model}-{number}", [make_device(f"n{number}", minor, model=model) for minor in range(2)]))
+    state.columns.set_demand(Demand.of({Shape(memory_mib=900, gpu_type=("alpha",)): 1, Shape(memory_mib=900): 5}))
+    shapes = Shapes(state, DEFAULT_WEIGHTS)
+    shape = PodShape.of(request_of(make_pod(vgpu="1", vgpu_memory="900")), Policy.FRAG, HostDemand())
+    unchanged, costs = state.row_of("alpha-0"), []
+    for number in range(1, 8):
+        costs.append(shapes.verdict(shape).cost[unchanged])
+        devices = [make_share(f"n{number}", minor, 1000) for minor in range(2)]
+        state.set_pod(make_pod(f"u{number}", node=f"alpha-{number}", shares={"main": devices}, vgpu="2"))
+        assert shapes.verdict(shape).cost.tolist() == Shapes(state, DEFAULT_WEIGHTS).verdict(shape).cost.tolist()
+    assert costs == sorted(costs)
+    assert costs[0] == costs[3] < shapes.verdict(shape).cost[unchanged]
 
 
 def test_who_needs_much_memory_insists_on_large_devices():
