@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the CDI spec of one container: the host's NVIDIA spec for the granted devices, with the shim in front of the driver.
+"""Builds the CDI spec of one grant: the host's NVIDIA spec for the granted devices, with the shim in front of the driver.
 
 The runtime resolves the CDI name after PreStart, so the agent can choose the devices as late as that. NVIDIA's own spec (``nvidia-ctk cdi
 generate``) has every device node, driver file and hook of this host. The agent takes the entries of the granted devices and changes only
@@ -250,7 +250,7 @@ def _is_whole(entry: Any, texts: Sequence[str]) -> bool:
 
 
 def container_spec(
-    name: str,
+    names: Sequence[str],
     devices: Sequence[InjectedDevice],
     host: HostSpec | None,
     shim: ShimFiles | None,
@@ -258,7 +258,9 @@ def container_spec(
     *,
     added: Edits = NO_EDITS,
 ) -> dict[str, Any]:
-    """Return the CDI document with one device, ``name``, that gives a container these devices.
+    """Return the CDI document that gives a container these devices, by any of the names.
+
+    A container gets the edits of the document once, however many of its names kubelet passes on. A name without edits is not valid.
 
     Args:
         host: the host's NVIDIA spec. Without one, the spec lists device nodes directly, and the NVIDIA runtime adds the driver's files.
@@ -277,10 +279,13 @@ def container_spec(
             edits["mounts"].append(_mount(shim.priority.path, contract.CONTAINER_PRIORITY, options))
         if shim.turns is not None:
             edits["mounts"].append(_mount(shim.turns, contract.CONTAINER_TURNS, _READ_WRITE))
+    given = {key: value for key, value in edits.items() if value}
+    several = len(names) > 1
     return {
         "cdiVersion": _newer(contract.CDI_VERSION, host.version if host else contract.CDI_VERSION),
         "kind": contract.CDI_KIND,
-        "devices": [{"name": name, "containerEdits": {key: value for key, value in edits.items() if value}}],
+        "devices": [{"name": name, "containerEdits": {"env": given["env"][:1]} if several else given} for name in names],
+        **({"containerEdits": given} if several else {}),
     }
 
 
@@ -400,7 +405,7 @@ def _newer(a: str, b: str) -> str:
 
 
 def file_name(grant_id: str) -> str:
-    """Return the name of a grant's spec file: one device per file, so that two grants never conflict."""
+    """Return the name of a grant's spec file: one grant per file, so that two grants never conflict."""
     return f"{contract.CDI_FILE_PREFIX}{grant_id}.json"
 
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns an allocated ResourceClaim into grants, one for each request, or into a refusal.
+"""Turns an allocated ResourceClaim into grants, or into a refusal.
+
+A grant is for one request, or for those that a container uses together (``core.claim_groups``): a container has one limits file.
 
 Devices and amounts come from the claim's allocation, which kube-scheduler or another allocator wrote. The ledger has the last word: what
 does not fit beside all other grants, of claims and of the device plugin, is refused. Pure.
 Source: https://pkg.go.dev/k8s.io/api/resource/v1#ResourceClaim
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,7 +17,7 @@ import msgspec
 from agent.core.backends import Abilities
 from agent.core.identity import claim_grant_id
 from agent.core.inventory import DeviceInventory, InventoryDevice
-from agent.core.ledger import ClaimedDevice, ClaimRequest, Grant, Ledger
+from agent.core.ledger import ClaimedDevice, ClaimRequest, Grant, Ledger, requests_text
 from agent.core.limits import may_burst
 from agent.core.mig_devices import find_instance
 from agent.core.owners import used_by, users_in
@@ -76,6 +78,36 @@ class AllocatedRequest:
     def admin(self) -> bool:
         """Whether it uses its devices beside all other claims."""
         return any(device.admin for device in self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestGroup:
+    """The requests of one grant, in the order of the claim."""
+
+    requests: tuple[AllocatedRequest, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the requests."""
+        return tuple(request.name for request in self.requests)
+
+    @property
+    def admin(self) -> bool:
+        """Whether it uses devices beside all other claims."""
+        return any(request.admin for request in self.requests)
+
+    @property
+    def devices(self) -> tuple[tuple[AllocatedRequest, AllocatedDevice], ...]:
+        """All devices, each with its request."""
+        return tuple((request, device) for request in self.requests for device in request.devices)
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """The names of the devices, each once."""
+        return tuple(dict.fromkeys(device.device for _, device in self.devices))
+
+    def __str__(self) -> str:
+        return requests_text(self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,27 +292,54 @@ def _parameters(request: str, configs: Sequence[_Config]) -> Sequence[msgspec.Ra
 # --- the decision ---
 
 
-def plan_request(ref: ClaimRef, claim: AllocatedClaim, request: AllocatedRequest, node: ClaimNode) -> Planned | Refusal:
-    """Decide what one request of a claim gets."""
+def plan_group(ref: ClaimRef, claim: AllocatedClaim, group: RequestGroup, node: ClaimNode) -> Planned | Refusal:
+    """Decide what the requests of one grant get."""
+    preferences = _preferences(ref, group, node)
+    if isinstance(preferences, Refusal):
+        return preferences
+    if (impossible := _devices_trouble(ref, group) or _admin_trouble(ref, group, node)) is not None:
+        return impossible
+    parts = []
+    for request, allocated in group.devices:
+        part = _share(ref, allocated, request, group, preferences, node)
+        if isinstance(part, Refusal):
+            return part
+        parts.append(part)
+    identifier = claim_grant_id(node.secret, ref.uid, group.names[0])
+    replaced = _replaced(ref, group, identifier, node.ledger)
+    if (no_room := _room_trouble(ref, parts, node, {identifier, *(grant.grant_id for grant in replaced)})) is not None:
+        return no_room
+    grant = _grant(ref, claim, group, node, identifier, tuple(parts), preferences)
+    return _second_grant(grant, claim, node) or Planned(grant, replaced, preferences)
+
+
+def _preferences(ref: ClaimRef, group: RequestGroup, node: ClaimNode) -> Preferences | Refusal:
+    """Return the preferences of a container: one limits file has room for those of one request."""
     try:
-        preferences = preferences_of(request.parameters)
+        found = [preferences_of(request.parameters) for request in group.requests]
     except ContractError as exc:
         return Refusal(Reason.REQUEST_INVALID, f"claim {ref}: {exc}")
-    if trouble := _preferences_trouble(preferences, node.abilities):
+    if any(preferences != found[0] for preferences in found):
+        return Refusal(
+            Reason.REQUEST_INVALID,
+            f"claim {ref}: one container uses {group}, whose parameters differ, such as isolation or priority. A container has them "
+            "once: give these requests the same parameters",
+        )
+    if trouble := _preferences_trouble(found[0], node.abilities):
         return Refusal(Reason.ISOLATION_UNAVAILABLE, f"claim {ref}: {trouble}")
-    if (impossible := _devices_trouble(ref, request) or _admin_trouble(ref, request, node)) is not None:
-        return impossible
-    shares = []
-    for allocated in request.devices:
-        share = _share(ref, allocated, request, preferences, node)
-        if isinstance(share, Refusal):
-            return share
-        shares.append(share)
-    identifier = claim_grant_id(node.secret, ref.uid, request.name)
-    if (no_room := _room_trouble(ref, shares, node, identifier)) is not None:
-        return no_room
-    grant = _grant(ref, claim, request, node, identifier, tuple(shares), preferences)
-    return _second_grant(grant, claim, node) or Planned(grant, (), preferences)
+    return found[0]
+
+
+def _replaced(ref: ClaimRef, group: RequestGroup, identifier: str, ledger: Ledger) -> tuple[Grant, ...]:
+    """Return other grants for the same requests. They are left from a try that ended half-way, or from before a reboot: no container has
+    them, as long as ``claim_groups`` keeps what was prepared as a whole.
+    """
+    wanted = set(group.names)
+    return tuple(
+        grant
+        for grant in ledger.of_claim(ref.uid)
+        if grant.claim is not None and grant.grant_id != identifier and not wanted.isdisjoint(grant.claim.names)
+    )
 
 
 def _second_grant(grant: Grant, claim: AllocatedClaim, node: ClaimNode) -> Refusal | None:
@@ -289,18 +348,25 @@ def _second_grant(grant: Grant, claim: AllocatedClaim, node: ClaimNode) -> Refus
         users = set(users_in(grant, pod))
         for other in used_by(pod, node.ledger.grants.values()):
             twice = sorted(users.intersection(users_in(other, pod)))
-            if twice and other.grant_id != grant.grant_id and not _is_of_namesake(other, grant):
+            if twice and other.owner_uid != grant.owner_uid and not _is_of_namesake(other, grant):
                 return Refusal(
                     Reason.REQUEST_INVALID,
-                    f"container {twice[0]} of pod {pod.namespace}/{pod.name} uses {_wanted(other)} and {_wanted(grant)}. A container can "
-                    "use one: write one request with a count, or name one request for each container",
+                    f"container {twice[0]} of pod {pod.namespace}/{pod.name} uses {_wanted(other)} and {_wanted(grant)}. "
+                    f"{_one_only(other)}",
                 )
     return None
 
 
 def _wanted(grant: Grant) -> str:
     """Return what a container asked for to have a grant, for messages."""
-    return f"request {grant.claim.request} of claim {grant.claim.name}" if grant.claim is not None else "its vGPUs"
+    return str(grant.claim) if grant.claim is not None else "its vGPUs"
+
+
+def _one_only(other: Grant) -> str:
+    """Return what to do about a container that has another grant already."""
+    if other.claim is None:
+        return "A container can use one: remove the claim or the resource"
+    return "A container can use one claim: write one claim with several requests, or a count"
 
 
 def _is_of_namesake(other: Grant, grant: Grant) -> bool:
@@ -313,9 +379,17 @@ def _is_of_namesake(other: Grant, grant: Grant) -> bool:
     )
 
 
-def _admin_trouble(ref: ClaimRef, request: AllocatedRequest, node: ClaimNode) -> Refusal | None:
-    """Return a refusal if the request has admin access that this node does not grant."""
-    if node.admin_access or not request.admin:
+def _admin_trouble(ref: ClaimRef, group: RequestGroup, node: ClaimNode) -> Refusal | None:
+    """Return a refusal if a request has admin access that this node does not grant, or that another one of the container lacks."""
+    if not group.admin:
+        return None
+    if not all(request.admin for request in group.requests):
+        return Refusal(
+            Reason.REQUEST_INVALID,
+            f"claim {ref}: one container uses {group}, but not all of them have adminAccess. With it a container has no limit: use the "
+            "requests in separate containers",
+        )
+    if node.admin_access:
         return None
     return Refusal(
         Reason.REQUEST_INVALID,
@@ -324,18 +398,20 @@ def _admin_trouble(ref: ClaimRef, request: AllocatedRequest, node: ClaimNode) ->
     )
 
 
-def _devices_trouble(ref: ClaimRef, request: AllocatedRequest) -> Refusal | None:
+def _devices_trouble(ref: ClaimRef, group: RequestGroup) -> Refusal | None:
     """Return a refusal if the limits file of a container cannot have these devices. kube-scheduler gives each request a device once."""
-    names = [one.device for one in request.devices]
-    if len(names) > contract.MAX_DEVICES_PER_CONTAINER:
-        most = contract.MAX_DEVICES_PER_CONTAINER
-        return Refusal(Reason.REQUEST_INVALID, f"claim {ref}: request {request.name} has {len(names)} devices; a container can have {most}")
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        return Refusal(
-            Reason.REQUEST_INVALID,
-            f"claim {ref}: request {request.name} was allocated device {twice[0]} twice. "
-            "Delete the pod so that the claim is allocated again",
-        )
+    number, most = len(group.device_names), contract.MAX_DEVICES_PER_CONTAINER
+    if number > most:
+        have = "have" if len(group.requests) > 1 else "has"
+        return Refusal(Reason.REQUEST_INVALID, f"claim {ref}: {group} {have} {number} devices; a container can have {most}")
+    for request in group.requests:
+        names = [one.device for one in request.devices]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            return Refusal(
+                Reason.REQUEST_INVALID,
+                f"claim {ref}: request {request.name} was allocated device {twice[0]} twice. "
+                "Delete the pod so that the claim is allocated again",
+            )
     return None
 
 
@@ -350,7 +426,7 @@ def _preferences_trouble(preferences: Preferences, abilities: Abilities) -> str:
 
 
 def _share(
-    ref: ClaimRef, allocated: AllocatedDevice, request: AllocatedRequest, preferences: Preferences, node: ClaimNode
+    ref: ClaimRef, allocated: AllocatedDevice, request: AllocatedRequest, group: RequestGroup, preferences: Preferences, node: ClaimNode
 ) -> DeviceShare | Refusal:
     """Return the part of a device that a claim was allocated."""
     if (found := find_instance(node.inventory, allocated.device)) is not None and allocated.pool == node.pool:
@@ -358,7 +434,7 @@ def _share(
     entry = find_device(node.inventory, allocated.device)
     if entry is None or allocated.pool != node.pool:
         return _unknown(ref, allocated, node)
-    if entry.device.mig_enabled and (impossible := _shared_instance_trouble(ref, entry, request, preferences)) is not None:
+    if entry.device.mig_enabled and (impossible := _shared_instance_trouble(ref, entry, group, preferences)) is not None:
         return impossible
     if request.admin:  # also on a GPU that takes no new work: monitoring must see it
         return DeviceShare(entry.device.uuid, 0)
@@ -367,16 +443,16 @@ def _share(
     return _part(ref, entry, allocated, request, preferences)
 
 
-def _shared_instance_trouble(ref: ClaimRef, entry: InventoryDevice, request: AllocatedRequest, preferences: Preferences) -> Refusal | None:
+def _shared_instance_trouble(ref: ClaimRef, entry: InventoryDevice, group: RequestGroup, preferences: Preferences) -> Refusal | None:
     """Return a refusal if a claim cannot have a share of this GPU, which is in MIG mode: such a share uses an instance with others."""
     if whole_instance(entry.device) is None:
         return Refusal(Reject.MIG_MODE, f"claim {ref} was allocated {entry.device.uuid}, which is in MIG mode now. Delete the pod")
     where = f"claim {ref} was allocated a share of {entry.device.uuid}, which is in MIG mode"
     other = f"request class {contract.DRA_CLASS}"
-    if len(request.devices) > 1:
+    if len(group.device_names) > 1:
         only_one = f"{where}, beside other devices: a program can use one MIG instance only. To have several, {other}"
         return Refusal(Reason.REQUEST_INVALID, only_one)
-    if request.admin or preferences.isolation not in (None, Isolation.SHIM) or may_burst(preferences):
+    if group.admin or preferences.isolation not in (None, Isolation.SHIM) or may_burst(preferences):
         return Refusal(
             Reason.REQUEST_INVALID,
             f"{where}: adminAccess, memoryBurst and isolation other than shim are not available there. For them, {other}",
@@ -464,9 +540,9 @@ def _unusable(ref: ClaimRef, entry: InventoryDevice, node: ClaimNode) -> Refusal
     return None
 
 
-def _room_trouble(ref: ClaimRef, shares: Sequence[DeviceShare], node: ClaimNode, identifier: str) -> Refusal | None:
-    """Return a refusal if the shares do not fit beside all other grants of this node."""
-    others = node.ledger.releasing((identifier,))
+def _room_trouble(ref: ClaimRef, shares: Sequence[DeviceShare], node: ClaimNode, own: Set[str]) -> Refusal | None:
+    """Return a refusal if the shares do not fit beside all other grants of this node. Args: own: ids of the grants that are replaced."""
+    others = node.ledger.releasing(own)
     shares = [share for share in shares if share.memory_bytes]  # admin access takes no part of a device
     named = frozenset(share.device_uuid for share in shares)
     states = list(others.states(node.inventory, node.shares_per_gpu, named))
@@ -514,21 +590,25 @@ def _resource(shares: Sequence[DeviceShare], inventory: DeviceInventory) -> str:
     if not profiles:
         return contract.RESOURCE_VGPU
     if len(profiles) != len(shares):
-        raise ContractError("a request has GPUs and MIG instances: name a class, or write one request for each kind")
+        raise ContractError(
+            "one container has GPUs and MIG instances: name a class in each request, and use the two kinds in separate containers"
+        )
     return mig.resource_of_profile(profiles[0])
 
 
 def _grant(
     ref: ClaimRef,
     claim: AllocatedClaim,
-    request: AllocatedRequest,
+    group: RequestGroup,
     node: ClaimNode,
     identifier: str,
-    shares: tuple[DeviceShare, ...],
+    parts: tuple[DeviceShare, ...],
     preferences: Preferences,
 ) -> Grant:
     name, uid = claim.pods[0] if claim.pods else ("", "")
-    devices = tuple(ClaimedDevice(one.pool, one.device, one.share_id) for one in request.devices)
+    first, *joined = group.names
+    devices = tuple(ClaimedDevice(one.pool, one.device, one.share_id, request.name if joined else "") for request, one in group.devices)
+    shares = _merged(parts)
     grant = Grant(
         grant_id=identifier,
         resource=_resource(shares, node.inventory),
@@ -536,17 +616,43 @@ def _grant(
         namespace=ref.namespace,
         pod=name,
         pod_uid=uid,
-        container=request.name,
+        container=first,
         shares=shares,
         boot_id=node.boot_id,
-        isolation=Isolation.EXCLUSIVE if request.admin else preferences.isolation or Isolation.SHIM,
+        isolation=Isolation.EXCLUSIVE if group.admin else preferences.isolation or Isolation.SHIM,
         claim=ClaimRequest(
-            ref.uid, ref.name, request.name, devices, tuple(one.name for one in claim.requests), preferences, admin=request.admin
+            ref.uid,
+            ref.name,
+            first,
+            devices,
+            tuple(one.name for one in claim.requests),
+            preferences,
+            admin=group.admin,
+            joined=tuple(joined),
+            parts=parts if shares != parts else (),
         ),
     )
     pod = node.pods.get(uid)
     users = users_in(grant, pod) if pod is not None else ()
     return replace(grant, container=users[0]) if users else grant
+
+
+def _merged(parts: Sequence[DeviceShare]) -> tuple[DeviceShare, ...]:
+    """Return what a program sees of these parts: each device once, with the sum of its memory and cores.
+
+    A part without reserved cores uses what others leave, so a device with one has no limit of cores.
+    """
+    merged: dict[str, DeviceShare] = {}
+    for part in parts:
+        known = merged.get(part.device_uuid)
+        merged[part.device_uuid] = part if known is None else _sum(known, part)
+    return tuple(merged.values())
+
+
+def _sum(one: DeviceShare, other: DeviceShare) -> DeviceShare:
+    unreserved = one.cores_percent is None or other.cores_percent is None
+    cores = None if unreserved else (one.cores_percent or 0) + (other.cores_percent or 0)
+    return DeviceShare(one.device_uuid, one.memory_bytes + other.memory_bytes, cores)
 
 
 def device_status(grants: Iterable[Grant], now: float) -> Sequence[Mapping[str, Any]]:
@@ -570,5 +676,5 @@ def device_status(grants: Iterable[Grant], now: float) -> Sequence[Mapping[str, 
         }
         for grant in grants
         if grant.claim is not None
-        for device, share in zip(grant.claim.devices, grant.shares, strict=True)
+        for device, share in zip(grant.claim.devices, grant.promised, strict=True)
     ]

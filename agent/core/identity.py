@@ -101,8 +101,13 @@ def _keyed_hash(secret: bytes, *parts: str) -> str:
 
 
 def cdi_name(identifier: str) -> str:
-    """Return the fully qualified CDI name of a grant."""
+    """Return the fully qualified CDI name of a device in a grant's spec."""
     return f"{contract.CDI_KIND}={identifier}"
+
+
+def cdi_devices(grant_id: str, number: int) -> tuple[str, ...]:
+    """Return the names of the devices in a grant's spec: one for each of its requests, and each gives a container the whole grant."""
+    return (grant_id, *(f"{grant_id}.{position}" for position in range(1, number)))
 
 
 def device_uuid_of(device_id: str) -> str:

@@ -29,27 +29,49 @@ class ClaimedDevice:
     pool: str
     device: str
     share_id: str = ""
+    request: str = ""
+    """The request that it was allocated for; empty if the grant is for one request."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """One request of a prepared ResourceClaim. Its containers, also of several pods, share one grant."""
+    """One request of a prepared ResourceClaim, or several that a container uses together. Its containers, also of several pods, share one
+    grant.
+    """
 
     uid: str
     name: str
     request: str
+    """The only request, or the first."""
     devices: tuple[ClaimedDevice, ...]
-    """In the order of the grant's shares."""
+    """As allocated, in the order of the requests: one GPU twice if two requests have a part of it."""
     requests: tuple[str, ...] = ()
     """All requests of the claim with devices of this driver; each has a grant once the claim is prepared."""
     preferences: Preferences = field(default_factory=Preferences)
     admin: bool = False
     """Whether it uses the devices beside all grants, without a part of them (``adminAccess``). Its shares have no memory."""
+    joined: tuple[str, ...] = ()
+    """The further requests of the grant, in the order of the claim."""
+    parts: tuple[DeviceShare, ...] = ()
+    """What each of ``devices`` was allocated, if two are parts of one GPU; empty if these are the grant's shares."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All requests of the grant."""
+        return (self.request, *self.joined)
+
+    def __str__(self) -> str:
+        return f"{requests_text(self.names)} of claim {self.name}"
+
+
+def requests_text(names: Sequence[str]) -> str:
+    """Return requests as text for messages: ``request a``, or ``requests a, b and c``."""
+    return f"requests {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else f"request {names[0]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The devices granted to one container, or to the containers of one request of a claim.
+    """The devices granted to one container, or to the containers that use the same requests of a claim.
 
     ``boot_id`` identifies grants from before a reboot, which has ended their containers. For a claim, ``pod``, ``pod_uid`` and
     ``container`` name the first user; later users are known from their pods (``core.owners``).
@@ -63,6 +85,7 @@ class Grant:
     pod_uid: str
     container: str
     shares: tuple[DeviceShare, ...]
+    """Each device once, in the order in which the program sees them."""
     boot_id: str
     isolation: Isolation = Isolation.SHIM
     """The isolation chosen for a vGPU. For a MIG resource use ``backend``."""
@@ -83,6 +106,11 @@ class Grant:
     def device_names(self) -> tuple[str, ...]:
         """The names in its shares, in order: GPUs, MIG instances, or places for one."""
         return tuple(share.device_uuid for share in self.shares)
+
+    @property
+    def promised(self) -> tuple[DeviceShare, ...]:
+        """What counts towards what its devices have: each part of a GPU by itself, as whoever allocated it counts."""
+        return (self.claim.parts if self.claim is not None else ()) or self.shares
 
     @property
     def takes_part(self) -> bool:
@@ -135,7 +163,7 @@ class Ledger:
         """Return the granted shares of these devices by the device's name."""
         found: dict[str, list[DeviceShare]] = {name: [] for name in names}
         for grant in self.grants.values():
-            for share in grant.shares:
+            for share in grant.promised:
                 if share.device_uuid in found and grant.takes_part:
                     found[share.device_uuid].append(share)
         return found
@@ -166,7 +194,7 @@ class Ledger:
         return tuple(grant for grant in self.grants.values() if grant.claim is not None)
 
     def of_claim(self, uid: str) -> tuple[Grant, ...]:
-        """Return the grants of a claim, one for each of its requests."""
+        """Return the grants of a claim: one for each of its requests, or for several that a container uses together."""
         return tuple([grant for grant in self.grants.values() if grant.claim is not None and grant.claim.uid == uid])
 
     def holding_any(self, resource: str, device_ids: Set[str]) -> tuple[Grant, ...]:
@@ -183,9 +211,9 @@ class Ledger:
         Raises: AccountingError if a device has no room for it, which is an error in planning.
         """
         before, others = self.grants.get(grant.grant_id), self.releasing((grant.grant_id,))
-        if grant.takes_part and (before is None or before.shares != grant.shares):
-            named = frozenset(share.device_uuid for share in grant.shares)
-            with_shares(others.states(inventory, shares_per_gpu, named), grant.shares)
+        if grant.takes_part and (before is None or before.promised != grant.promised):
+            named = frozenset(grant.device_names)
+            with_shares(others.states(inventory, shares_per_gpu, named), grant.promised)
         return replace(others, grants={**others.grants, grant.grant_id: grant})
 
     def adopting(self, grants: Iterable[Grant]) -> "Ledger":

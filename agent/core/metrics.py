@@ -226,7 +226,7 @@ def _instance_info(snapshot: Snapshot, named: _Named) -> Family:
 
 def shares_on(entry: InventoryDevice, grants: Sequence[Grant]) -> list[DeviceShare]:
     """Return the shares of a GPU that containers hold, including those of its MIG instances. Admin access holds none."""
-    return [share for grant in grants if grant.takes_part for share in grant.shares if share.device_uuid in entry.grantable_uuids]
+    return [share for grant in grants if grant.takes_part for share in grant.promised if share.device_uuid in entry.grantable_uuids]
 
 
 def _share_slots(entry: InventoryDevice, promised: Sequence[DeviceShare], shares_per_gpu: int) -> int:

@@ -57,7 +57,7 @@ def users_in(grant: Grant, pod: Pod) -> tuple[str, ...]:
     if pod.namespace != grant.namespace:
         return ()
     return tuple(
-        spec.name for spec in pod.containers if any(use.claim == claim.name and use.request in ("", claim.request) for use in spec.claims)
+        spec.name for spec in pod.containers if any(use.claim == claim.name and use.request in ("", *claim.names) for use in spec.claims)
     )
 
 
@@ -69,7 +69,7 @@ def uses_unknown_claim(pods: Iterable[Pod], grants: Iterable[Grant]) -> bool:
     known: dict[tuple[str, str], set[str]] = {}
     for grant in grants:
         if grant.claim is not None:
-            known.setdefault((grant.namespace, grant.claim.name), set()).add(grant.claim.request)
+            known.setdefault((grant.namespace, grant.claim.name), set()).update(grant.claim.names)
     uses = ((pod.namespace, use) for pod in pods if pod.active for spec in pod.containers for use in spec.claims)
     return any(
         (namespace, use.claim) not in known or (use.request and use.request not in known[namespace, use.claim]) for namespace, use in uses

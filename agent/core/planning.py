@@ -109,12 +109,11 @@ def plan_grant(ask: GrantRequest, node: Node) -> Planned | Refusal:
 def _claim_trouble(ask: GrantRequest, ledger: Ledger) -> Refusal | None:
     """Return a refusal if the container uses a claim too: it has one limits file, so the other GPUs would have no limit."""
     used = [grant.claim for grant in ledger.with_claims if ask.holder.container in users_in(grant, ask.pod)]
-    named = [f"request {claim.request} of claim {claim.name}" for claim in used if claim is not None]
-    if not named:
+    if not used:
         return None
     return Refusal(
         Reason.REQUEST_INVALID,
-        f"container {ask.holder} uses {named[0]} and requests {ask.resource}. A container can use one: remove the claim or the resource",
+        f"container {ask.holder} uses {used[0]} and requests {ask.resource}. A container can use one: remove the claim or the resource",
     )
 
 
@@ -282,7 +281,7 @@ def _own_states(node: Node, others: Ledger, before: Sequence[DeviceShare], wante
     if tuple(wanted) != tuple(before):
         return others.states(inventory, node.shares_per_gpu)
     known = others.with_unclear({})  # likewise a GPU that an unclear grant closes
-    return known.states(inventory, max(node.shares_per_gpu, sum(len(grant.shares) for grant in node.ledger.grants.values())))
+    return known.states(inventory, max(node.shares_per_gpu, sum(len(grant.promised) for grant in node.ledger.grants.values())))
 
 
 def _from_annotation(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepares ResourceClaims: reads what was allocated, decides, commits the grants, and releases them again.
 
-A grant belongs to one request of a claim, never to a pod: kubelet does not call again for a second pod on a prepared claim. Kubelet retries
-a failed call only with the pod's next sync, a minute or more later. So a call waits for what passes by itself, and fails at once for what
-is wrong. Calls about other claims go on meanwhile.
+A grant belongs to one request of a claim, or to several that a container uses together. It never belongs to a pod: kubelet does not call
+again for a second pod on a prepared claim. Kubelet retries a failed call only with the pod's next sync, a minute or more later. So a call
+waits for what passes by itself, and fails at once for what is wrong. Calls about other claims go on meanwhile.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from agent.core.cdi import HostSpecError
-from agent.core.claims import AllocatedClaim, ClaimNode, ClaimRef, device_status, plan_request
+from agent.core.claim_groups import groups_of, of_every_request
+from agent.core.claims import AllocatedClaim, ClaimNode, ClaimRef, RequestGroup, device_status, plan_group
 from agent.core.ledger import Grant
 from agent.core.planning import Planned
 from agent.core.refusal import Reason, Refusal
@@ -93,7 +94,7 @@ class ClaimManager:
         self._reports: set[asyncio.Task[None]] = set()
 
     async def prepare(self, ref: ClaimRef, wait_seconds: float = WAIT_SECONDS) -> Sequence[Grant] | Refusal:
-        """Grant a claim's devices and write the files; return one grant for each request.
+        """Grant a claim's devices and write the files; return the grants in the order of the claim's requests.
 
         Args: wait_seconds: how long to wait for what passes. The reply may take ``LAST_TRY_SECONDS`` more.
         """
@@ -184,7 +185,7 @@ class ClaimManager:
 
     async def _prepared(self, ref: ClaimRef) -> Sequence[Grant] | None:
         """Return the grants of a claim that is prepared, with all files in place; None if something is missing."""
-        grants = _of_every_request([grant for grant in self._manager.ledger.of_claim(ref.uid) if grant.boot_id == self._options.boot_id])
+        grants = of_every_request(self._of_this_boot(ref))
         return grants if grants and await self._manager.are_complete(grants) else None
 
     async def _read(self, ref: ClaimRef) -> AllocatedClaim | Refusal:
@@ -202,31 +203,39 @@ class ClaimManager:
     async def _commit(self, ref: ClaimRef, claim: AllocatedClaim) -> Sequence[Grant] | Refusal:
         """Grant all requests together; if one is refused, grant nothing new. Raises AgentError, HostSpecError."""
         shim_directory = await self._contents.shim_directory()
-        before = {grant.grant_id: grant for grant in self._manager.ledger.of_claim(ref.uid)}
+        prepared = self._of_this_boot(ref)
+        groups = groups_of(ref, claim, self._pods.by_uid, prepared)
+        if isinstance(groups, Refusal):
+            return groups
+        before = {grant.grant_id: grant for grant in prepared}
         made: list[Grant] = []
-        for number, request in enumerate(claim.requests):
+        for number, group in enumerate(groups):
             # No await from here to the commit: the ledger that the plan is made from is the one that changes.
-            planned = plan_request(ref, claim, request, self._node()) if number else self._first_of(ref, claim)
+            planned = plan_group(ref, claim, group, self._node()) if number else self._first_of(ref, claim, groups)
             if isinstance(planned, Refusal):  # containers may use what was granted before; kubelet releases it after they have ended
                 await self._manager.release([grant for grant in made if grant.grant_id not in before])
                 return planned
             made.append(planned.grant)
             earlier = before.get(planned.grant.grant_id)
-            await self._write(planned, shim_directory, mounted=earlier is not None and earlier.boot_id == self._options.boot_id)
+            await self._write(planned, shim_directory, mounted=earlier is not None and earlier.device_names == planned.grant.device_names)
         for grant in made:
             self._announce(grant)
         self._report_devices(ref, made)
         return made
 
-    def _first_of(self, ref: ClaimRef, claim: AllocatedClaim) -> Planned | Refusal:
-        """Plan the first request; refuse if another one does not fit beside it now: then no file is written for any of them."""
+    def _of_this_boot(self, ref: ClaimRef) -> Sequence[Grant]:
+        return [grant for grant in self._manager.ledger.of_claim(ref.uid) if grant.boot_id == self._options.boot_id]
+
+    def _first_of(self, ref: ClaimRef, claim: AllocatedClaim, groups: Sequence[RequestGroup]) -> Planned | Refusal:
+        """Plan the first grant; refuse if another one does not fit beside it now: then no file is written for any of them."""
         node = self._node()
-        first = planned = plan_request(ref, claim, claim.requests[0], node)
-        for request in claim.requests[1:]:
+        first = planned = plan_group(ref, claim, groups[0], node)
+        for group in groups[1:]:
             if isinstance(planned, Refusal):
                 break
-            node = replace(node, ledger=node.ledger.granting(planned.grant, node.inventory, node.shares_per_gpu))
-            planned = plan_request(ref, claim, request, node)
+            left = node.ledger.releasing(grant.grant_id for grant in planned.superseded)
+            node = replace(node, ledger=left.granting(planned.grant, node.inventory, node.shares_per_gpu))
+            planned = plan_group(ref, claim, group, node)
         return planned if isinstance(planned, Refusal) else first
 
     async def _write(self, planned: Planned, shim_directory: Path, *, mounted: bool) -> None:
@@ -266,8 +275,7 @@ class ClaimManager:
                 for share in grant.shares
             )
         )
-        request = f"request {grant.claim.request} of claim {grant.claim.name}" if grant.claim is not None else ""
-        message = f"{request} was granted {shares}"
+        message = f"{grant.claim} {'were' if grant.claim is not None and grant.claim.joined else 'was'} granted {shares}"
         logger.info(message, extra={"pod": f"{grant.namespace}/{grant.pod}", "pod_uid": grant.pod_uid, "grant": grant.grant_id})
         if grant.pod_uid:
             self._events.record(
@@ -285,10 +293,3 @@ class ClaimManager:
             await self._requests.report(ref.namespace, ref.name, ref.uid, devices)
         except KubeApiError as exc:
             logger.warning("status of claim %s not written: %s", ref, exc)
-
-
-def _of_every_request(grants: Sequence[Grant]) -> Sequence[Grant]:
-    """Return the grants of one claim in the order of its requests; empty if a request has no grant."""
-    granted = {grant.claim.request: grant for grant in grants if grant.claim is not None}
-    wanted = next((grant.claim.requests for grant in grants if grant.claim is not None), ())
-    return [granted[request] for request in wanted] if granted.keys() >= set(wanted) else ()

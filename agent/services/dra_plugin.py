@@ -8,8 +8,8 @@ from typing import Any, Final, TypeVar
 import grpc.aio
 
 from agent.core.claims import ClaimRef
-from agent.core.identity import cdi_name
-from agent.core.ledger import Grant
+from agent.core.identity import cdi_devices, cdi_name
+from agent.core.ledger import ClaimRequest, Grant
 from agent.core.refusal import Refusal
 from agent.services.claims import LAST_TRY_SECONDS, WAIT_SECONDS, ClaimManager
 from aliquot import contract
@@ -54,19 +54,26 @@ class DraPlugin(DRAPluginServicer):
 
 
 def devices_of(grants: Iterable[Grant]) -> list[pb.Device]:
-    """Return the devices of prepared requests. A request has one CDI device for all its GPUs; it is listed with the first."""
-    return [
-        pb.Device(
-            request_names=[grant.claim.request],
+    """Return the devices of prepared requests. A request has one CDI device for all its GPUs; it is listed with the first.
+
+    Requests that a container uses together have a CDI device each, for the same grant: kubelet passes on those of all requests that the
+    container names, and not every runtime drops a name that comes twice.
+    """
+    return [device for grant in grants if grant.claim is not None for device in _devices_of(grant.grant_id, grant.claim)]
+
+
+def _devices_of(grant_id: str, claim: ClaimRequest) -> Iterable[pb.Device]:
+    names = dict(zip(claim.names, cdi_devices(grant_id, len(claim.names)), strict=True))
+    for device in claim.devices:
+        request = device.request or claim.request
+        name = names.pop(request, None)
+        yield pb.Device(
+            request_names=[request],
             pool_name=device.pool,
             device_name=device.device,
-            cdi_device_ids=[cdi_name(grant.grant_id)] if position == 0 else [],
+            cdi_device_ids=[cdi_name(name)] if name is not None else [],
             share_id=device.share_id or None,
         )
-        for grant in grants
-        if grant.claim is not None
-        for position, device in enumerate(grant.claim.devices)
-    ]
 
 
 def _wait_seconds(left_seconds: float | None) -> float:

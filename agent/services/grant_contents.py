@@ -16,6 +16,7 @@ from agent.core.cdi import (
     ShimFiles,
     container_spec,
 )
+from agent.core.identity import cdi_devices
 from agent.core.inventory import DeviceInventory
 from agent.core.ledger import Grant
 from agent.core.limits import DeviceFacts, FailPolicy, limits_of, may_burst
@@ -103,7 +104,8 @@ class GrantContents:
             devices = [self._injected(name, provision, inventory, host) for name in grant.device_names]
             shim = self._shim_files(planned, shim_directory, front_possible=host is not None and host.has_driver)
             nodes = () if host is not None else self._cdi.present_nodes()
-            return container_spec(grant.grant_id, devices, host, shim, nodes, added=provision.edits)
+            names = cdi_devices(grant.grant_id, len(grant.claim.names) if grant.claim is not None else 1)
+            return container_spec(names, devices, host, shim, nodes, added=provision.edits)
 
         return limits_of(grant, self._options.fail_policy, planned.preferences, self._facts(grant, inventory)), spec
 

@@ -176,7 +176,7 @@ def test_agent_merges_the_generated_spec(host: Host | Machine, spec: HostSpec, w
         assert (driver, library) == (f"{host.root}{library}", f"/{LIBRARY_DIR}/libcuda.so.{host.version}")
     shim = ShimFiles({name: f"/opt/shim/{name}" for name in SHIM_LIBRARIES}, "/run/limits", "/run/region", Interposition(way))
     for uuid, minor, _, _ in host.devices:
-        edits = container_spec("grant", [InjectedDevice(uuid, minor)], spec, shim)["devices"][0]["containerEdits"]
+        edits = container_spec(["grant"], [InjectedDevice(uuid, minor)], spec, shim)["devices"][0]["containerEdits"]
         mounts = {mount["containerPath"]: mount["hostPath"] for mount in edits["mounts"]}
         if way == "front":
             assert mounts[library] == f"/opt/shim/{contract.CUDA_SONAME}"

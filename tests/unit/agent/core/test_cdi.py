@@ -71,7 +71,7 @@ PRELOAD = ShimFiles(COPIES, "/run/containers/1/limits", "/run/containers/1/regio
 
 
 def edits_of(*args, **kwargs) -> dict:
-    spec = container_spec("abc", *args, **kwargs)
+    spec = container_spec(["abc"], *args, **kwargs)
     (device,) = spec["devices"]
     assert device["name"] == "abc"
     return device["containerEdits"]
@@ -117,9 +117,9 @@ class TestFront:
         assert self.EDITS["hooks"] == [CACHE_HOOK]
 
     def test_the_spec_has_the_newest_version_its_parts_need(self):
-        assert container_spec("abc", [InjectedDevice("GPU-0", 0)], HOST, SHIM)["cdiVersion"] == "0.6.0"
+        assert container_spec(["abc"], [InjectedDevice("GPU-0", 0)], HOST, SHIM)["cdiVersion"] == "0.6.0"
         newer = parse_host_spec(host_document(cdiVersion="1.1.0"), "x")
-        assert container_spec("abc", [InjectedDevice("GPU-0", 0)], newer, SHIM)["cdiVersion"] == "1.1.0"
+        assert container_spec(["abc"], [InjectedDevice("GPU-0", 0)], newer, SHIM)["cdiVersion"] == "1.1.0"
 
     def test_a_soname_and_a_versioned_mount_are_one_library(self):
         document = host_document()

@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
+import hashlib
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from agent.core.backends import Abilities
 from agent.core.cgroups import ContainerRef
-from agent.core.claims import ClaimNode, decode_claim, device_status, plan_request
-from agent.core.ledger import Grant, Ledger
+from agent.core.claims import ClaimNode, RequestGroup, decode_claim, device_status, plan_group
+from agent.core.ledger import GRANT_ROWS, Grant, Ledger
+from agent.core.limits import FailPolicy, limits_of
 from agent.core.metrics import shares_on
-from agent.core.owners import owner_of, pod_uids_of
+from agent.core.owners import owner_of, pod_uids_of, uses_unknown_claim
 from agent.core.planning import Planned
 from agent.core.refusal import Reason, Refusal
 from aliquot import contract
 from aliquot.contract.codec import MigPlace
 from aliquot.contract.errors import ContractError
 from aliquot.contract.features import FeatureGates
-from aliquot.contract.model import ContainerState, ContainerStatus, CoresMode, Isolation, MigInstance, Priority
+from aliquot.contract.model import ClaimUse, ContainerSpec, ContainerState, ContainerStatus, CoresMode, Isolation, MigInstance, Priority
 from aliquot.contract.units import MIB
+from aliquot.placement.device import AccountingError
 from aliquot.placement.fit import Reject
 from tests.unit.agent.builders import BOOT, SECRET, gpu, grant, ids, instance, inventory, share
 from tests.unit.agent.claim_builders import NODE, body, claim_object, parameters, ref, result, user
@@ -36,7 +40,7 @@ def place_on_demand(profile: str, start: int, size: int, mib: int) -> MigInstanc
 
 def plan(claim, at: ClaimNode, *, name: str = "train") -> Planned | Refusal:
     decoded = decode_claim(body(claim))
-    return plan_request(ref(name, decoded.uid), decoded, decoded.requests[0], at)
+    return plan_group(ref(name, decoded.uid), decoded, RequestGroup(decoded.requests[:1]), at)
 
 
 def granted(claim, at: ClaimNode | None = None, *, name: str = "train") -> Grant:
@@ -204,6 +208,141 @@ class TestParameters:
     def test_burst_that_node_does_not_allow_is_refused(self, abilities, sentence):
         claim = claim_object("train", result(0), stated=parameters(memoryBurst="1.5"))
         assert sentence in refused(claim, node(abilities=abilities)).message
+
+
+class TestJointRequests:
+    """Several requests that one container uses."""
+
+    @staticmethod
+    def of(*results, at: ClaimNode | None = None, **stated) -> Planned | Refusal:
+        decoded = decode_claim(body(claim_object("train", *results, **stated)))
+        return plan_group(ref("train"), decoded, RequestGroup(decoded.requests), at or node())
+
+    def grant(self, *results, at: ClaimNode | None = None, **stated) -> Grant:
+        planned = self.of(*results, at=at, **stated)
+        assert isinstance(planned, Planned), planned
+        return planned.grant
+
+    @pytest.mark.parametrize(
+        ("parts", "cores_stated", "shares"),
+        [
+            pytest.param([(0, 100, None), (1, 200, None)], False, [share(0, 100), share(1, 200)], id="two GPUs"),
+            pytest.param([(1, 200, 30), (0, 100, 20)], True, [share(1, 200, 30), share(0, 100, 20)], id="in the order of the requests"),
+            pytest.param([(0, 100, 30), (0, 200, 20)], True, [share(0, 300, 50)], id="one GPU twice"),
+            pytest.param([(0, 100, None), (0, 200, None)], False, [share(0, 300)], id="one GPU twice, without cores"),
+            pytest.param([(1, 1, 1), (0, 2, 2), (1, 3, 3), (0, 4, 4)], True, [share(1, 4, 4), share(0, 6, 6)], id="two GPUs twice"),
+        ],
+    )
+    def test_container_sees_each_gpu_once_with_sums(self, parts, cores_stated, shares):
+        results = [result(device, mib, cores, f"r{number}") for number, (device, mib, cores) in enumerate(parts)]
+        made = self.grant(*results, cores_stated=cores_stated)
+        assert list(made.shares) == shares
+        assert [(limit.uuid, limit.memory_bytes, limit.sm_percent) for limit in limits_of(made, FailPolicy.CLOSED).devices] == [
+            (one.device_uuid, one.memory_bytes, one.cores_percent or 0) for one in shares
+        ]
+        assert made.promised == tuple(share(*part) for part in parts)
+        assert GRANT_ROWS.decode(GRANT_ROWS.encode(made)) == made
+
+    def test_part_without_cores_leaves_device_without_limit_of_cores(self):
+        claim = claim_object("train", result(0, 100, 30, "a"), result(0, 100, None, "b"), cores_stated=True)
+        del claim["spec"]["devices"]["requests"][1]["exactly"]["capacity"]
+        decoded = decode_claim(body(claim))
+        planned = plan_group(ref("train"), decoded, RequestGroup(decoded.requests), node())
+        assert isinstance(planned, Planned), planned
+        assert planned.grant.shares == (share(0, 200),)
+        state = Ledger().granting(planned.grant, INVENTORY, 4).states(INVENTORY, 4)[0]
+        assert (state.used_cores_percent, state.unreserved_shares) == (30, 1)
+
+    def test_ledger_and_metrics_count_each_part_as_its_allocator_does(self):
+        made = self.grant(*(result(0, 100, 10, f"r{number}") for number in range(3)), cores_stated=True)
+        state = Ledger().granting(made, INVENTORY, 4).states(INVENTORY, 4)[0]
+        assert (state.used_shares, state.used_memory_bytes, state.used_cores_percent) == (3, 300 * MIB, 30)
+        assert len(shares_on(INVENTORY.devices[0], [made])) == 3
+        with pytest.raises(AccountingError):
+            Ledger().granting(made, INVENTORY, 2)
+
+    def test_parts_that_do_not_fit_together_are_refused(self):
+        refusal = self.of(result(0, 600, None, "a"), result(0, 600, None, "b"))
+        assert (refusal.reason, "another request of this claim" in refusal.message) == (Reason.OVERCOMMITTED, True)
+
+    def test_status_has_each_allocation_with_its_amount(self):
+        made = self.grant(result(0, 100, None, "a", shareID="one"), result(0, 200, None, "b", shareID="two"))
+        found = [(one["device"], one["shareID"], one["data"]["memoryBytes"] // MIB) for one in device_status([made], 0.0)]
+        assert found == [("gpu-0", "one", 100), ("gpu-0", "two", 200)]
+
+    @pytest.mark.parametrize("stated", [{"priority": "high"}, {"isolation": "exclusive"}, {"memoryBurst": "1.5"}, {"coresMode": "weight"}])
+    def test_parameters_of_one_request_only_are_refused(self, stated):
+        claim = claim_object("train", result(0, 100, None, "a"), result(1, 100, None, "b"), stated=parameters(**stated))
+        claim["status"]["allocation"]["devices"]["config"][0]["requests"] = ["b"]
+        decoded = decode_claim(body(claim))
+        refusal = plan_group(ref("train"), decoded, RequestGroup(decoded.requests), node())
+        assert isinstance(refusal, Refusal)
+        assert (refusal.reason, "uses requests a and b, whose parameters differ" in refusal.message) == (Reason.REQUEST_INVALID, True)
+
+    @pytest.mark.parametrize("priority", ["high", "low"])
+    def test_parameters_of_all_requests_count(self, priority):
+        made = self.grant(result(0, 100, None, "a"), result(1, 100, None, "b"), stated=parameters(priority=priority))
+        assert made.claim is not None
+        assert made.claim.preferences.priority is Priority(priority)
+
+    def test_admin_access_of_one_request_only_is_refused(self):
+        refusal = self.of(result(0, None, None, "a", adminAccess=True), result(1, 100, None, "b"), at=node(admin_access=True))
+        assert (refusal.reason, "not all of them have adminAccess" in refusal.message) == (Reason.REQUEST_INVALID, True)
+
+    def test_admin_access_of_all_requests_takes_no_part(self):
+        watching = [result(device, None, None, f"r{number}", adminAccess=True) for number, device in enumerate((0, 1, 0))]
+        made = self.grant(*watching, at=node(admin_access=True))
+        assert (made.takes_part, made.device_names) == (False, ("GPU-0", "GPU-1"))
+
+    def test_devices_of_all_requests_count_for_most_of_container(self):
+        gpus = inventory(*(gpu(minor) for minor in range(18)))
+        many = [result(minor, 1, None, f"r{minor % 2}") for minor in range(17)]
+        refusal = self.of(*many, at=node(inventory=gpus))
+        assert "requests r0 and r1 have 17 devices; a container can have 16" in refusal.message
+        assert len(self.grant(*many[:16], result(0, 1, None, "r1"), at=node(inventory=gpus)).shares) == 16
+
+    def test_gpu_and_mig_instance_are_refused(self):
+        of_instance = result(TestMigInstances.NAMES[0], None, None, "b", consumedCapacity=None)
+        with pytest.raises(ContractError, match="has GPUs and MIG instances"):
+            self.of(result(1, 100, None, "a"), of_instance, at=node(inventory=TestMigInstances.INVENTORY))
+
+    def test_gpu_in_mig_mode_is_shared_alone(self):
+        at = node(inventory=TestMigInstances.ON_DEMAND)
+        assert self.grant(result(0, 100, None, "a"), result(0, 200, None, "b"), at=at).shares == (share(0, 300),)
+        refusal = self.of(result(0, 100, None, "a"), result(1, 100, None, "b"), at=at)
+        assert "a program can use one MIG instance only" in refusal.message
+
+    def test_second_claim_of_container_is_refused_with_cure(self):
+        pod = replace(user("p", "train"), containers=(ContainerSpec("main", {}, claims=(ClaimUse("train", ""), ClaimUse("other", ""))),))
+        first = granted(claim_object("other", result(1), pods=[pod]), node(pods={pod.uid: pod}), name="other")
+        refusal = self.of(result(0, 100, None, "a"), result(1, 100, None, "b"), pods=[pod], at=node(first, pods={pod.uid: pod}))
+        assert refusal.message.startswith(
+            "container main of pod default/p uses request gpu of claim other and requests a and b of claim train"
+        )
+        assert refusal.message.endswith("A container can use one claim: write one claim with several requests, or a count")
+
+    def test_grants_of_earlier_boot_with_other_groups_are_replaced(self):
+        separate = [replace(granted(claim_object("train", result(0, 600, None, name))), boot_id="boot-0") for name in "ab"]
+        planned = self.of(result(0, 500, None, "a"), result(0, 500, None, "b"), at=node(*separate))
+        assert isinstance(planned, Planned), planned
+        assert (planned.grant.grant_id, planned.superseded) == (separate[0].grant_id, (separate[1],))
+
+    @pytest.mark.parametrize("request_name", ["", "a", "b"])
+    def test_each_use_of_a_joint_request_is_use_of_the_grant(self, request_name):
+        made = self.grant(result(0, 100, None, "a"), result(1, 100, None, "b"))
+        pods = [user("p", "train", request_name)]
+        assert pod_uids_of(made, pods) == {"", pods[0].uid}
+        assert not uses_unknown_claim(pods, [made])
+
+
+def test_row_of_earlier_agent_is_read_as_one_request():
+    made = granted(claim_object("train", result(0, mib=200)))
+    row = msgspec.json.decode(GRANT_ROWS.encode(made))
+    for name in ("joined", "parts"):
+        del row["grant"]["claim"][name]
+    del row["grant"]["claim"]["devices"][0]["request"]
+    row["sha256"] = hashlib.sha256(msgspec.json.encode(row["grant"])).hexdigest()
+    assert GRANT_ROWS.decode(msgspec.json.encode(row)) == made
 
 
 class TestUsers:

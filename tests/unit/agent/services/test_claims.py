@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 
 from agent.core.identity import cdi_name
 from agent.core.overhead import HostProcess
+from agent.core.owners import users_in
 from agent.core.refusal import Reason, Refusal
 from agent.core.region_layout import decode_limits
 from agent.services import changes
@@ -23,9 +25,10 @@ from aliquot import contract
 from aliquot.contract.units import MIB
 from aliquot.kubelet_api import dra_pb2 as pb
 from aliquot.placement.fit import Reject
+from aliquot_lab.standin.cdi import load_registry, resolve
 from tests.unit.agent.adapters.test_files import SlotHolder
 from tests.unit.agent.builders import BOOT, SECRET, grant, ids, share
-from tests.unit.agent.claim_builders import NODE, FakeResourceApi, claim_object, ref, result, user
+from tests.unit.agent.claim_builders import NODE, FakeResourceApi, claim_object, ref, result, user, using
 from tests.unit.agent.fakes import posted_on_pods, settle, until
 from tests.unit.agent.partitions import make_backends
 from tests.unit.agent.services.test_allocator import Harness
@@ -78,6 +81,88 @@ async def test_claim_gets_one_grant_with_files_for_each_request(node):
         (["b"], "gpu-1", "share-1"),
     ]
     assert [list(one.cdi_device_ids) for one in devices] == [[cdi_name(one.grant_id)] for one in (first, second)]
+
+
+class TestJointRequests:
+    """Requests that one container uses together."""
+
+    @staticmethod
+    def passed_on(reply: Sequence[pb.Device], *named: str) -> list[str]:
+        """What kubelet passes to the runtime for a container that names these requests, or all by an empty name."""
+        return [name for request in named for one in reply if request in ("", *one.request_names) for name in one.cdi_device_ids]
+
+    @pytest.mark.parametrize("number", [1, 2, 3, 4])
+    @pytest.mark.parametrize("devices", [(0, 0, 0, 0), (0, 1, 0, 1)], ids=["one GPU", "two GPUs"])
+    @pytest.mark.parametrize("by_name", [False, True], ids=["unnamed", "by name"])
+    @pytest.mark.parametrize("containers", [1, 2])
+    async def test_containers_get_whole_grant_once_however_they_name_it(self, node, number, devices, by_name, containers):
+        names = tuple("abcd"[:number])
+        pod = using("first", "train", **{f"c{one}": names if by_name else [""] for one in range(containers)})
+        node.pods.pods_listed([pod])
+        results = [result(device, mib=100, request=name) for name, device in zip(names, devices, strict=False)]
+        node.resources.put(claim_object("train", *results, pods=[pod]))
+        (granted,) = await node.claims.prepare(ref("train"))
+        assert node.memory_mib(granted) == 100 * number
+        assert sum(state.used_shares for state in node.manager.ledger.states(node.watch.inventory, 16)) == number
+        reply = devices_of([granted])
+        assert [(list(one.request_names), one.device_name) for one in reply] == [
+            ([name], f"gpu-{device}") for name, device in zip(names, devices, strict=False)
+        ]
+        registry = load_registry([node.disk.base / "cdi"])
+        whole = resolve(registry, self.passed_on(reply, ""))
+        for named in (names, *((name,) for name in names)):
+            passed_on = self.passed_on(reply, *named)
+            assert len(passed_on) == len(set(passed_on)) == len(named)
+            edits = resolve(registry, passed_on)
+            assert (edits.mounts, edits.device_nodes, edits.hooks) == (whole.mounts, whole.device_nodes, whole.hooks)
+        mounted = [mount.container_path for mount in whole.mounts]
+        assert mounted.count(contract.CONTAINER_LIMITS) == mounted.count(contract.CONTAINER_REGION) == 1
+        await node.claims.unprepare(ref("train"))
+        assert (node.manager.ledger.grants, node.specs()) == ({}, [])
+
+    async def test_next_agent_knows_joint_claim_and_reads_no_api(self, node, tmp_path):
+        granted = await self.prepared(node, using("first", "train", main=[""]))
+        later = await ClaimHarness(tmp_path).ready()
+        later.manager.load(BOOT)
+        later.resources.outage = True
+        assert await later.claims.prepare(ref("train")) == granted
+        assert sum(state.used_shares for state in later.manager.ledger.states(later.watch.inventory, 16)) == 2
+
+    async def test_later_pod_with_other_use_gets_what_was_prepared(self, node):
+        first = using("first", "train", main=[""])
+        granted = await self.prepared(node, first)
+        node.pods.pod_changed(later := using("second", "train", main="b"))
+        node.disk.cdi.remove(granted[0].grant_id)
+        node.resources.put(claim_object("train", result(0, request="a"), result(1, request="b"), pods=[first, later]))
+        assert await node.claims.prepare(ref("train")) == granted
+        assert users_in(granted[0], later) == ("main",)
+
+    async def test_mixed_use_is_refused_at_once_and_grants_nothing(self, node):
+        refusal = await self.prepared(node, using("first", "train", one=[""], two="b"))
+        assert isinstance(refusal, Refusal)
+        assert (refusal.reason, "let both containers use the same requests" in refusal.message) == (Reason.REQUEST_INVALID, True)
+        assert (node.manager.ledger.grants, node.specs()) == ({}, [])
+
+    async def test_joint_grant_is_announced_with_all_its_requests(self, node):
+        await self.prepared(node, using("first", "train", main=[""]))
+        (event,) = await posted_on_pods(node.events, node.api)
+        assert event.message == "requests a and b of claim train were granted GPU-0: 100 MiB; GPU-1: 100 MiB"
+
+    async def test_grants_of_earlier_boot_are_replaced_by_joint_one(self, node):
+        node.resources.put(claim_object("train", result(0, request="a"), result(1, request="b")))
+        separate = await node.claims.prepare(ref("train"))
+        assert len(separate) == 2
+        node.manager.ledger = node.manager.ledger.adopting([replace(one, boot_id="boot-0") for one in separate])
+        (joint,) = await self.prepared(node, using("first", "train", main=[""]))
+        assert (list(node.manager.ledger.grants), len(node.specs())) == ([joint.grant_id], 1)
+
+    @staticmethod
+    async def prepared(node, pod):
+        """What comes of a claim with one request on each GPU, for this pod."""
+        node.pods.pods_listed([pod])
+        await settle()
+        node.resources.put(claim_object("train", result(0, request="a"), result(1, request="b"), pods=[pod]))
+        return await node.claims.prepare(ref("train"))
 
 
 async def test_second_prepare_returns_same_grants_without_api(node):
