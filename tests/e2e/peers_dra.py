@@ -31,13 +31,13 @@ FOLDERS = (
 GPU_CLASSES = {"gpu.example.com": "example.com/gpu", "gpu.nvidia.com": "nvidia.com/gpu"}
 """Classes of the two drivers, with the resource by which pods request them."""
 RUNS = ""
-ONE_GRANT = "A container can use one"
-"""A container has one limits file, so it uses one request of one claim."""
+ONE_GRANT = "A container can use one claim"
+"""A container has one limits file, so it uses one claim."""
 NO_DEVICE = "cannot allocate all claims"
 EXPECTED: Mapping[str, str] = {
     # --- dra-example-driver ---
     "demo/examples/admin-access/admin-access.yaml": RUNS,
-    "demo/examples/basic-multiple-requests/basic-multiple-requests.yaml": ONE_GRANT,
+    "demo/examples/basic-multiple-requests/basic-multiple-requests.yaml": RUNS,
     "demo/examples/basic-resourceclaim-opaque-config/basic-resourceclaim-opaque-config.yaml": RUNS,
     "demo/examples/basic-resourceclaimtemplate/basic-resourceclaimtemplate.yaml": RUNS,
     "demo/examples/basic-shared-claim-across-containers/basic-shared-claim-across-containers.yaml": RUNS,

@@ -104,6 +104,30 @@ def test_two_containers_of_two_requests_have_two_limits(kubectl: Kubectl) -> Non
         assert memory_in(kubectl, "user", container) == [gib * GIB * MIB]
 
 
+@pytest.mark.parametrize("named", [["small", "large"], [None]], ids=["by name", "unnamed"])
+def test_container_of_two_requests_has_two_gpus_with_two_limits(kubectl: Kubectl, named: Sequence[str | None]) -> None:
+    """T25. Each request leaves no room for the other on its GPU, so these are two GPUs."""
+    user = pod("user", {"main": None}, claim="both")
+    (main,) = user["spec"]["containers"]
+    (use,) = main["resources"]["claims"]
+    main["resources"]["claims"] = [{**use, **({"request": name} if name else {})} for name in named]
+    most = GPU_MEMORY_MIB // GIB - 1
+    kubectl.apply(claim("both", request("small", memory=f"{most - 1}Gi"), request("large", memory=f"{most}Gi")), user)
+    kubectl.wait_for_phase("user", "Running", seconds=60)
+    devices = Client(kubectl, "user").devices()
+    assert len({device["uuid"] for device in devices}) == 2
+    assert [device["total_bytes"] for device in devices] == [(most - 1) * GIB * MIB, most * GIB * MIB]
+
+
+def test_container_of_two_requests_on_one_gpu_sees_it_once(kubectl: Kubectl) -> None:
+    """T25. kube-scheduler takes the first GPU that fits, for both."""
+    parts = claim("both", request("small", memory="1Gi"), request("large", memory="3Gi"))
+    parts["spec"]["devices"]["constraints"] = [{"matchAttribute": f"{contract.DRA_DRIVER}/uuid"}]
+    kubectl.apply(parts, pod("user", {"main": None}, claim="both"))
+    kubectl.wait_for_phase("user", "Running", seconds=60)
+    assert memory_in(kubectl, "user", "main") == [4 * GIB * MIB]
+
+
 def test_request_with_count_two_is_two_gpus(kubectl: Kubectl) -> None:
     """T5."""
     kubectl.apply(claim("pair", request(count=2, memory="2Gi", cores="30")), pod("user", {"main": None}, claim="pair"))

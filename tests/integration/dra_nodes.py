@@ -10,9 +10,12 @@ from typing import Any
 import grpc.aio
 
 from agent.adapters.dra_grpc import DRIVER_PACKAGES, driver_directory
+from agent.core.region_layout import decode_limits
 from aliquot import contract
+from aliquot.contract.units import MIB
 from aliquot.kubelet_api import dra_pb2, drahealth_pb2, pluginregistration_pb2
 from aliquot.kubelet_api.pluginregistration_pb2_grpc import RegistrationStub
+from aliquot_lab.standin.cdi import load_registry, resolve
 from aliquot_lab.standin.cluster import Kind, Object
 from aliquot_lab.standin.hardware import SimulatedHardware
 from aliquot_lab.standin.node import Node, NodeOptions
@@ -106,20 +109,44 @@ def offered(node: Node) -> Sequence[Mapping[str, Any]]:
 
 def allocate(node: Node, name: str, device: str, mib: int | None) -> dra_pb2.Claim:
     """Create a claim that is allocated a part of a device, or all of it; return it as kubelet names it."""
-    pool = node.cluster.list(Kind.NODE)[1][0]["metadata"]["name"]
-    result = {
-        "request": "gpu",
-        "driver": contract.DRA_DRIVER,
-        "pool": pool,
-        "device": device,
-        **({"shareID": f"share-{name}", "consumedCapacity": {"memory": f"{mib}Mi", "cores": "1", "shares": "1"}} if mib else {}),
-    }
+    return allocate_requests(node, name, {"gpu": (device, mib)})
+
+
+def allocate_requests(node: Node, name: str, parts: Mapping[str, tuple[str, int | None]], pod: Object | None = None) -> dra_pb2.Claim:
+    """Create a claim that is allocated a part of a device, in MiB, for each request. Args: pod: for which it is reserved."""
     body = {
         "metadata": {"name": name, "namespace": "default"},
-        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": contract.DRA_CLASS}}]}},
-        "status": {"allocation": {"devices": {"results": [result]}}},
+        "spec": {"devices": {"requests": [{"name": request, "exactly": {"deviceClassName": contract.DRA_CLASS}} for request in parts]}},
+        "status": {
+            "allocation": {"devices": {"results": [_result(node, name, request, *part) for request, part in parts.items()]}},
+            **({"reservedFor": [{"resource": "pods", **_named(pod)}]} if pod is not None else {}),
+        },
     }
     return claim_of(node.cluster.create(Kind.RESOURCE_CLAIM, body))
+
+
+def _result(node: Node, claim: str, request: str, device: str, mib: int | None) -> Mapping[str, Any]:
+    pool = node.cluster.list(Kind.NODE)[1][0]["metadata"]["name"]
+    share = {"shareID": f"share-{claim}-{request}", "consumedCapacity": {"memory": f"{mib}Mi", "cores": "1", "shares": "1"}}
+    return {"request": request, "driver": contract.DRA_DRIVER, "pool": pool, "device": device, **(share if mib else {})}
+
+
+def _named(item: Object) -> Mapping[str, str]:
+    return {key: item["metadata"][key] for key in ("name", "uid")}
+
+
+def passed_on(reply: dra_pb2.NodePrepareResourceResponse, *named: str) -> Sequence[str]:
+    """The CDI names that kubelet gives a container which names these requests of a claim, or all of them by one empty name."""
+    return [
+        name for request in named for device in reply.devices if request in ("", *device.request_names) for name in device.cdi_device_ids
+    ]
+
+
+def limits_in(node: Node, names: Sequence[str]) -> Mapping[str, int]:
+    """What a container with these CDI names may hold, in MiB by UUID: its one limits file has it."""
+    edits = resolve(load_registry([node.layout.cdi_static, node.layout.cdi_dynamic]), names)
+    (path,) = [mount.host_path for mount in edits.mounts if mount.container_path == contract.CONTAINER_LIMITS]
+    return {device.uuid: device.memory_bytes // MIB for device in decode_limits(Path(path).read_bytes()).devices}
 
 
 def claim_of(item: Object) -> dra_pb2.Claim:

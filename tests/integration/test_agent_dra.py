@@ -19,7 +19,7 @@ from aliquot.kubelet_api import dra_pb2, drahealth_pb2
 from aliquot_lab.standin.cluster import Kind
 from aliquot_lab.standin.node import Node
 from tests.integration.agent_nodes import QUICK, inject, manifest, not_ready_because, page, running
-from tests.integration.dra_nodes import FakeKubelet, allocate, claim_of, dra_node, offered
+from tests.integration.dra_nodes import FakeKubelet, allocate, allocate_requests, claim_of, dra_node, limits_in, offered, passed_on
 from tests.unit.agent.builders import gpu, reading
 from tests.unit.agent.claim_builders import NODE, claim_object, result
 from tests.unit.agent.fakes import until
@@ -161,6 +161,15 @@ async def test_answers_of_kubelet_wake_the_publisher_of_slices(agent, kubelet):
 class TestProcess:
     """The whole agent, over a stand-in API server."""
 
+    @staticmethod
+    async def restarted(node: Node, kubelet: FakeKubelet) -> None:
+        """Kill the agent and start the next one."""
+        await node.agent.kill()
+        dead = set(kubelet.registry.iterdir())
+        await node.agent.start()
+        await until(lambda: set(kubelet.registry.iterdir()).isdisjoint(dead))
+        await kubelet.register()
+
     async def test_offers_gpus_by_slices_only(self, empty):
         async with dra_node(empty) as (node, _):
             assert len(offered(node)) == 8
@@ -177,16 +186,42 @@ class TestProcess:
             claim, other = allocate(node, "kept", "gpu-0", 8192), allocate(node, "later", "gpu-0", 140000)
             first = (await kubelet.prepare(claim)).claims[claim.uid]
             assert first.error == ""
-            await node.agent.kill()
-            dead = set(kubelet.registry.iterdir())
-            await node.agent.start()
-            await until(lambda: set(kubelet.registry.iterdir()).isdisjoint(dead))
-            await kubelet.register()
+            await self.restarted(node, kubelet)
             assert (await kubelet.prepare(claim)).claims[claim.uid] == first
             refused = (await kubelet.prepare(other)).claims[other.uid].error
             assert "Already granted there" in refused
             assert (await kubelet.unprepare(claim)).claims[claim.uid].error == ""
             assert (await kubelet.prepare(other)).claims[other.uid].error == ""
+
+    @pytest.mark.parametrize(
+        ("parts", "by_name", "mib"),
+        [
+            pytest.param([("gpu-0", 1024), ("gpu-1", 2048)], False, [1024, 2048], id="two GPUs"),
+            pytest.param([("gpu-3", 1024), ("gpu-3", 2048)], True, [3072], id="one GPU twice"),
+            pytest.param([("gpu-2", 1), ("gpu-1", 2), ("gpu-2", 3), ("gpu-0", 4)], False, [4, 2, 4], id="four requests"),
+        ],
+    )
+    async def test_container_with_several_requests_has_limits_of_all(self, empty, parts, by_name, mib):
+        names = [f"gpu-{number}" for number in range(len(parts))]
+        uses = [{"name": "gpus", "request": name} for name in names] if by_name else [{"name": "gpus"}]
+        async with dra_node(empty) as (node, kubelet):
+            user = manifest("user", {"name": "main", "image": "cuda", "resources": {"claims": uses}})
+            user["spec"]["resourceClaims"] = [{"name": "gpus", "resourceClaimName": "pair"}]
+            claim = allocate_requests(node, "pair", dict(zip(names, parts, strict=True)), node.create_pod(user))
+            reply = (await kubelet.prepare(claim)).claims[claim.uid]
+            assert reply.error == ""
+            assert [(list(one.request_names), one.device_name) for one in reply.devices] == [
+                ([name], device) for name, (device, _) in zip(names, parts, strict=True)
+            ]
+            for named in ([""], names, names[-1:]):
+                assert list(limits_in(node, passed_on(reply, *named)).values()) == mib
+            too_much = allocate(node, "later", parts[0][0], None)
+            await self.restarted(node, kubelet)
+            assert (await kubelet.prepare(claim)).claims[claim.uid] == reply
+            assert "Already granted there: claim default/pair" in (await kubelet.prepare(too_much)).claims[too_much.uid].error
+            assert (await kubelet.unprepare(claim)).claims[claim.uid].error == ""
+            assert [path.name for path in node.layout.cdi_dynamic.iterdir()] == []
+            assert (await kubelet.prepare(too_much)).claims[too_much.uid].error == ""
 
     async def test_claim_waits_while_its_gpu_does_not_answer(self, empty):
         """T12. The GPU takes no new claims for a while after it answers again; this one was allocated before."""

@@ -96,10 +96,10 @@ def user(name: str, claim: str, request: str = "", *, container: str = "main", p
     return pod(name, ContainerSpec(container, {}, claims=(ClaimUse(claim, request),)), phase=phase)
 
 
-def using(name: str, claim: str, *, phase: str = "Pending", **containers: Sequence[str]) -> Pod:
+def using(name: str, claim: str, /, **containers: Sequence[str]) -> Pod:
     """A pod whose containers use requests of a claim: those that are named, or all of them by one empty name."""
     specs = [ContainerSpec(one, {}, claims=tuple(ClaimUse(claim, request) for request in named)) for one, named in containers.items()]
-    return pod(name, *specs, phase=phase)
+    return pod(name, *specs)
 
 
 @dataclass

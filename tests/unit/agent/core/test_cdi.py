@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import msgspec
 import pytest
 
 from agent.core.cdi import (
@@ -16,6 +17,7 @@ from agent.core.cdi import (
     merge_edits,
     parse_host_spec,
 )
+from aliquot_lab.standin.cdi import load_registry, resolve
 
 LIB = "/usr/lib/x86_64-linux-gnu"
 COMPAT_HOOK = {"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook", "enable-cuda-compat"]}
@@ -298,3 +300,19 @@ def test_own_spec_files_are_distinguished_from_others():
     assert grant_id_of_file(file_name("abc")) == "abc"
     assert grant_id_of_file("nvidia.json") is None
     assert grant_id_of_file(file_name("abc") + ".tmp") is None
+
+
+def test_document_with_several_names_gives_whole_grant_once_by_any_of_them(tmp_path):
+    (tmp_path / "spec.json").write_bytes(msgspec.json.encode(container_spec(["abc", "abc.1"], [InjectedDevice("GPU-0", 0)], HOST, SHIM)))
+    (tmp_path / "one.json").write_bytes(msgspec.json.encode(container_spec(["one"], [InjectedDevice("GPU-0", 0)], HOST, SHIM)))
+    registry = load_registry([tmp_path])
+    assert registry.errors == {}
+    alone = resolve(registry, ["aliquot.dev/vgpu=one"])
+    for names in (["abc"], ["abc.1"], ["abc", "abc.1"]):
+        found = resolve(registry, [f"aliquot.dev/vgpu={name}" for name in names])
+        assert (found.mounts, found.device_nodes, found.hooks, set(found.env)) == (
+            alone.mounts,
+            alone.device_nodes,
+            alone.hooks,
+            set(alone.env),
+        )

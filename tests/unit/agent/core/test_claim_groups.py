@@ -83,7 +83,7 @@ def test_requests_of_unknown_pod_count_as_used_separately():
 
 def test_known_pods_decide_when_claim_is_reserved_for_a_group():
     assert groups("ab", using("p", "train", main=ALL), reserved=False) == ["ab"]
-    assert groups("ab", using("p", "train", phase="Failed", main=ALL), reserved=False) == ["a", "b"]
+    assert groups("ab", replace(using("p", "train", main=ALL), phase="Failed"), reserved=False) == ["a", "b"]
 
 
 @pytest.mark.parametrize("joint", [["ab"], ["a", "b"]])

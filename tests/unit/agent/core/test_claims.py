@@ -223,6 +223,11 @@ class TestJointRequests:
         assert isinstance(planned, Planned), planned
         return planned.grant
 
+    def refusal(self, *results, at: ClaimNode | None = None, **stated) -> Refusal:
+        refusal = self.of(*results, at=at, **stated)
+        assert isinstance(refusal, Refusal)
+        return refusal
+
     @pytest.mark.parametrize(
         ("parts", "cores_stated", "shares"),
         [
@@ -262,7 +267,7 @@ class TestJointRequests:
             Ledger().granting(made, INVENTORY, 2)
 
     def test_parts_that_do_not_fit_together_are_refused(self):
-        refusal = self.of(result(0, 600, None, "a"), result(0, 600, None, "b"))
+        refusal = self.refusal(result(0, 600, None, "a"), result(0, 600, None, "b"))
         assert (refusal.reason, "another request of this claim" in refusal.message) == (Reason.OVERCOMMITTED, True)
 
     def test_status_has_each_allocation_with_its_amount(self):
@@ -286,7 +291,7 @@ class TestJointRequests:
         assert made.claim.preferences.priority is Priority(priority)
 
     def test_admin_access_of_one_request_only_is_refused(self):
-        refusal = self.of(result(0, None, None, "a", adminAccess=True), result(1, 100, None, "b"), at=node(admin_access=True))
+        refusal = self.refusal(result(0, None, None, "a", adminAccess=True), result(1, 100, None, "b"), at=node(admin_access=True))
         assert (refusal.reason, "not all of them have adminAccess" in refusal.message) == (Reason.REQUEST_INVALID, True)
 
     def test_admin_access_of_all_requests_takes_no_part(self):
@@ -297,7 +302,7 @@ class TestJointRequests:
     def test_devices_of_all_requests_count_for_most_of_container(self):
         gpus = inventory(*(gpu(minor) for minor in range(18)))
         many = [result(minor, 1, None, f"r{minor % 2}") for minor in range(17)]
-        refusal = self.of(*many, at=node(inventory=gpus))
+        refusal = self.refusal(*many, at=node(inventory=gpus))
         assert "requests r0 and r1 have 17 devices; a container can have 16" in refusal.message
         assert len(self.grant(*many[:16], result(0, 1, None, "r1"), at=node(inventory=gpus)).shares) == 16
 
@@ -309,13 +314,13 @@ class TestJointRequests:
     def test_gpu_in_mig_mode_is_shared_alone(self):
         at = node(inventory=TestMigInstances.ON_DEMAND)
         assert self.grant(result(0, 100, None, "a"), result(0, 200, None, "b"), at=at).shares == (share(0, 300),)
-        refusal = self.of(result(0, 100, None, "a"), result(1, 100, None, "b"), at=at)
+        refusal = self.refusal(result(0, 100, None, "a"), result(1, 100, None, "b"), at=at)
         assert "a program can use one MIG instance only" in refusal.message
 
     def test_second_claim_of_container_is_refused_with_cure(self):
         pod = replace(user("p", "train"), containers=(ContainerSpec("main", {}, claims=(ClaimUse("train", ""), ClaimUse("other", ""))),))
         first = granted(claim_object("other", result(1), pods=[pod]), node(pods={pod.uid: pod}), name="other")
-        refusal = self.of(result(0, 100, None, "a"), result(1, 100, None, "b"), pods=[pod], at=node(first, pods={pod.uid: pod}))
+        refusal = self.refusal(result(0, 100, None, "a"), result(1, 100, None, "b"), pods=[pod], at=node(first, pods={pod.uid: pod}))
         assert refusal.message.startswith(
             "container main of pod default/p uses request gpu of claim other and requests a and b of claim train"
         )
