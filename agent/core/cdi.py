@@ -260,8 +260,6 @@ def container_spec(
 ) -> dict[str, Any]:
     """Return the CDI document that gives a container these devices, by any of the names.
 
-    A container gets the edits of the document once, however many of its names kubelet passes on. A name without edits is not valid.
-
     Args:
         host: the host's NVIDIA spec. Without one, the spec lists device nodes directly, and the NVIDIA runtime adds the driver's files.
         shim: None if another backend enforces the shares.
@@ -279,14 +277,16 @@ def container_spec(
             edits["mounts"].append(_mount(shim.priority.path, contract.CONTAINER_PRIORITY, options))
         if shim.turns is not None:
             edits["mounts"].append(_mount(shim.turns, contract.CONTAINER_TURNS, _READ_WRITE))
-    given = {key: value for key, value in edits.items() if value}
-    several = len(names) > 1
-    return {
-        "cdiVersion": _newer(contract.CDI_VERSION, host.version if host else contract.CDI_VERSION),
-        "kind": contract.CDI_KIND,
-        "devices": [{"name": name, "containerEdits": {"env": given["env"][:1]} if several else given} for name in names],
-        **({"containerEdits": given} if several else {}),
-    }
+    version = _newer(contract.CDI_VERSION, host.version if host else contract.CDI_VERSION)
+    return {"cdiVersion": version, "kind": contract.CDI_KIND, **_named(names, {key: value for key, value in edits.items() if value})}
+
+
+def _named(names: Sequence[str], edits: Edits) -> Mapping[str, Any]:
+    """Return the part of a document that gives a container the edits once, however many of the names kubelet passes on."""
+    if len(names) == 1:
+        return {"devices": [{"name": names[0], "containerEdits": edits}]}
+    least = {"env": edits["env"][:1]}  # a device without edits is not valid
+    return {"devices": [{"name": name, "containerEdits": least} for name in names], "containerEdits": edits}
 
 
 def _host_edits(devices: Sequence[InjectedDevice], host: HostSpec) -> dict[str, Any]:

@@ -156,6 +156,15 @@ class TestJointRequests:
         (joint,) = await self.prepared(node, using("first", "train", main=[""]))
         assert (list(node.manager.ledger.grants), len(node.specs())) == ([joint.grant_id], 1)
 
+    @pytest.mark.parametrize("left", [0, 1])
+    async def test_try_that_ended_half_way_is_replaced_by_joint_grant(self, node, left):
+        """The pod was not known then, so each request had a grant."""
+        node.resources.put(claim_object("train", result(0, request="a"), result(1, request="b")))
+        separate = await node.claims.prepare(ref("train"))
+        await node.manager.release([separate[1 - left]])
+        (joint,) = await self.prepared(node, using("first", "train", main=[""]))
+        assert (list(node.manager.ledger.grants), len(node.specs()), node.memory_mib(joint)) == ([joint.grant_id], 1, 200)
+
     @staticmethod
     async def prepared(node, pod):
         """What comes of a claim with one request on each GPU, for this pod."""
