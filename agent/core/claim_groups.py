@@ -6,7 +6,8 @@ containers stay separate budgets. Kubelet prepares a claim once, for its first p
 what there is:
 
 - it uses one request of a joint grant: all GPUs of that grant, with their limits;
-- it uses several separate grants: the last one in the container replaces the limits of the others, and the shim hides GPUs without limits.
+- it uses several separate grants: the last one in the container replaces the limits of the others, and the shim refuses memory on GPUs that
+  are not in the limits file.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
