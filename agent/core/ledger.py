@@ -109,7 +109,7 @@ class Grant:
 
     @property
     def promised(self) -> tuple[DeviceShare, ...]:
-        """What counts towards what its devices have: each part of a GPU by itself, as whoever allocated it counts."""
+        """What counts towards what its devices have: each part of a GPU by itself, as the allocator counts."""
         return (self.claim.parts if self.claim is not None else ()) or self.shares
 
     @property

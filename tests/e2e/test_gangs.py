@@ -16,6 +16,13 @@ from tests.e2e.kubectl import Kubectl, eventually
 from tests.e2e.scale import GPUS_PER_NODE
 
 CLIQUES = {"fleet-a1": "a", "fleet-a2": "a", "fleet-b1": "b", "fleet-b2": "b"}
+DOMAINS = {
+    "clique": CLIQUES,
+    "zone": {"fleet-a1": "zone-1", "fleet-b1": "zone-1", "fleet-a2": "zone-2", "fleet-b2": "zone-2"},
+    "rack": {"fleet-a1": "r7", "fleet-b2": "r7", "fleet-a2": "r8", "fleet-b1": "r8"},
+}
+"""By the level, the domain of each node: each level pairs the nodes in another way. The fleet's nodes have their zones."""
+RACK_LABEL = "example.com/rack"
 RESTARTED_SECONDS = 1.5
 """A process that is killed starts again a second later."""
 
@@ -25,6 +32,8 @@ def nodes(without_product: None, node: Cluster) -> Iterator[Fleet]:
     """Four nodes of eight GPUs in two cliques."""
     del without_product
     with running_fleet(node, CLIQUES) as running:
+        for name, rack in DOMAINS["rack"].items():
+            running.kubectl.run("label", "node", name, f"{RACK_LABEL}={rack}")
         yield running
 
 
@@ -36,18 +45,21 @@ def fleet(nodes: Fleet, kubectl: Kubectl) -> Iterator[Fleet]:
     kubectl.run("delete", "pods", "--all", "--force", "--grace-period=0")  # no kubelet has to end them
 
 
-def test_gang_goes_to_the_clique_with_room_or_waits_and_says_why(fleet: Fleet) -> None:
-    fleet.fill({"fleet-a1": 4, "fleet-a2": 1, "fleet-b1": 1, "fleet-b2": 2})
-    annotations = gang("first", 4, domain="required")
-    fleet.create(*(pod(f"first-{number}", priority=HIGH, annotations=annotations) for number in range(4)))
+@pytest.mark.parametrize("level", DOMAINS)
+def test_gang_goes_to_domain_with_room_or_waits_and_says_why(fleet: Fleet, level: str) -> None:
+    domains = DOMAINS[level]
+    wide, narrow = sorted(set(domains.values()))
+    (wide_1, wide_2), (narrow_1, narrow_2) = ([node for node, name in domains.items() if name == one] for one in (wide, narrow))
+    fleet.fill({wide_1: 4, wide_2: 1, narrow_1: 1, narrow_2: 2})
+    one_domain = {"domain": "required", "domain_level": level}
+    fleet.create(*(pod(f"first-{number}", priority=HIGH, annotations=gang("first", 4, **one_domain)) for number in range(4)))
     eventually(lambda: len(fleet.nodes_of(prefix="first")) == 4, "the gang to start", otherwise=lambda: fleet.kubectl.explain("first-0"))
-    assert {CLIQUES[node] for node in fleet.nodes_of(prefix="first").values()} == {"a"}
-    assert fleet.why("first-0")["domain"] == "members by clique: a (4)"
+    assert {domains[node] for node in fleet.nodes_of(prefix="first").values()} == {wide}
+    assert fleet.why("first-0")["domain"] == f"members by {level}: {wide} (4)"
 
-    fleet.kubectl.delete("pods", "first-0", "first-1")  # 3 and 3 are free
-    annotations = gang("second", 4, domain="required")
-    fleet.create(*(pod(f"second-{number}", priority=HIGH, annotations=annotations) for number in range(4)))
-    sentence = "gang: 4 members need one clique, and the one with most room, "
+    fleet.end("first-0", "first-1")  # 3 and 3 are free
+    fleet.create(*(pod(f"second-{number}", priority=HIGH, annotations=gang("second", 4, **one_domain)) for number in range(4)))
+    sentence = f"gang: 4 members need one {level}, and the one with most room, "
     eventually(
         lambda: fleet.why("second-0").get("gang", "").startswith(sentence), "the reason", otherwise=lambda: str(fleet.why("second-0"))
     )
@@ -59,9 +71,9 @@ def test_gang_goes_to_the_clique_with_room_or_waits_and_says_why(fleet: Fleet) -
     )
     assert not fleet.nodes_of(prefix="second")
 
-    fleet.kubectl.delete("pods", "filler-fleet-b1-0")
+    fleet.end(f"filler-{narrow_1}-0")
     eventually(lambda: len(fleet.nodes_of(prefix="second")) == 4, "the gang to start", otherwise=lambda: fleet.kubectl.explain("second-0"))
-    assert {CLIQUES[node] for node in fleet.nodes_of(prefix="second").values()} == {"b"}
+    assert {domains[node] for node in fleet.nodes_of(prefix="second").values()} == {narrow}
 
 
 def test_elastic_gang_starts_shrinks_and_grows(fleet: Fleet) -> None:
@@ -73,7 +85,7 @@ def test_elastic_gang_starts_shrinks_and_grows(fleet: Fleet) -> None:
         fleet.create(pod(f"important-{number}", priority=HIGH))
         fleet.wait_until_bound(f"important-{number}")
         assert len(fleet.nodes_of(prefix="elastic")) == left
-    fleet.kubectl.delete("pods", "important-0")
+    fleet.end("important-0")
     eventually(lambda: len(fleet.nodes_of(prefix="elastic")) == 3, "the gang to grow")
     for number in (2, 3):
         fleet.create(pod(f"important-{number}", priority=HIGH))
@@ -129,7 +141,7 @@ def test_broken_gang_restarts_whole_and_another_one_goes_on(fleet: Fleet) -> Non
     fleet.create(*(pod(f"whole-{number}", annotations=gang("whole", 3, gang_restart="whole")) for number in range(3)))
     fleet.create(*(pod(f"loose-{number}", annotations=gang("loose", 3)) for number in range(3)))
     eventually(lambda: len(fleet.nodes_of()) == 6, "both gangs to start")
-    fleet.kubectl.delete("pods", "whole-0", "loose-0")
+    fleet.end("whole-0", "loose-0")
     eventually(lambda: not fleet.nodes_of(prefix="whole"), "the rest of the gang to end")
     assert fleet.nodes_of(prefix="loose").keys() == {"loose-1", "loose-2"}
     why = contract.EVENT_REASON_GANG_RESTARTED

@@ -73,5 +73,5 @@ def node_of_new_pod(fleet: Fleet) -> str:
     fleet.create(pod("new-0", mib=NEW_MIB))
     fleet.wait_until_bound("new-0")
     found = fleet.nodes_of(prefix="new")["new-0"]
-    fleet.kubectl.run("delete", "pod", "new-0", "--force", "--grace-period=0")
+    fleet.end("new-0")
     return found
