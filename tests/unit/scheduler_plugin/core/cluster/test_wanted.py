@@ -93,7 +93,7 @@ def test_kinds_of_named_model_are_scarcest_once_little_is_free_of_all(named):
     for alphas in range(28):
         for beta in (0, 40):
             found = scarcity(demand, counts, {ALPHA: alphas // 2, other_alpha: alphas - alphas // 2, BETA: beta})
-            assert found == (empty if alphas > 13 else empty | {ALPHA: MAX_SCARCITY, other_alpha: MAX_SCARCITY})
+            assert found == (empty if alphas > 13 else {**empty, ALPHA: MAX_SCARCITY, other_alpha: MAX_SCARCITY})
 
 
 def test_nodes_that_large_pods_need_are_no_scarcer_when_they_fill():
