@@ -31,13 +31,16 @@ class _Use:
 def groups_of(ref: ClaimRef, claim: AllocatedClaim, pods: Mapping[str, Pod], prepared: Sequence[Grant]) -> Sequence[RequestGroup] | Refusal:
     """Return the claim's requests by grant, in the order of the claim.
 
-    Args: pods: by UID. Requests of a pod that is not known yet count as used separately.
+    Args: pods: by UID. Those of a claim with several requests must be known.
           prepared: the claim's grants of this boot. If they are for all its requests, running containers may have them, so they stay.
     """
     kept = [grant.claim.names for grant in of_every_request(prepared) if grant.claim is not None]
     if kept:
         return _grouped(claim, kept)
     uses = list(_uses(ref, claim, pods))
+    missing = [name for name, uid in claim.pods if uid not in pods]
+    if len(claim.requests) > 1 and (missing or (claim.reserved and not claim.pods and not uses)):
+        return _unknown(ref, missing)
     for one, other in combinations(sorted(uses, key=lambda use: -len(use.names)), 2):
         if one.names != other.names and not set(one.names).isdisjoint(other.names):
             return _mixed(ref, one, other)
@@ -47,7 +50,7 @@ def groups_of(ref: ClaimRef, claim: AllocatedClaim, pods: Mapping[str, Pod], pre
 def _uses(ref: ClaimRef, claim: AllocatedClaim, pods: Mapping[str, Pod]) -> Iterator[_Use]:
     """Yield what the containers of the claim's pods use of it."""
     for pod in _users(ref, claim, pods):
-        for spec in pod.containers:
+        for spec in pod.containers if pod.active else ():
             wanted = {use.request for use in spec.claims if use.claim == ref.name}
             names = tuple(request.name for request in claim.requests if request.name in wanted or "" in wanted)
             if names:
@@ -55,12 +58,19 @@ def _uses(ref: ClaimRef, claim: AllocatedClaim, pods: Mapping[str, Pod]) -> Iter
 
 
 def _users(ref: ClaimRef, claim: AllocatedClaim, pods: Mapping[str, Pod]) -> Sequence[Pod]:
-    """Return the known pods of a claim. The members of a group are not listed in it: then those that have not ended and are in its
-    namespace.
-    """
+    """Return the known pods that may use a claim. The members of a group are not listed in it: then all pods of its namespace."""
     if claim.pods:
         return [pods[uid] for _, uid in claim.pods if uid in pods]
-    return [pod for pod in pods.values() if pod.active and pod.namespace == ref.namespace]
+    return [pod for pod in pods.values() if pod.namespace == ref.namespace]
+
+
+def _unknown(ref: ClaimRef, missing: Sequence[str]) -> Refusal:
+    which = f"pod {', '.join(missing)}" if missing else "a pod that uses it"
+    return Refusal(
+        Reason.NOT_READY,
+        f"claim {ref} has several requests, and the agent has not seen {which} yet, so it does not know which of them a container uses "
+        "together. The agent tries again when kubelet retries",
+    )
 
 
 def _grouped(claim: AllocatedClaim, together: Iterable[tuple[str, ...]]) -> Sequence[RequestGroup]:

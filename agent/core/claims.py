@@ -638,10 +638,7 @@ def _grant(
 
 
 def _merged(parts: Sequence[DeviceShare]) -> tuple[DeviceShare, ...]:
-    """Return what a program sees of these parts: each device once, with the sum of its memory and cores.
-
-    A part without reserved cores uses what others leave, so a device with one has no limit of cores.
-    """
+    """Return what a program sees of these parts: each device once, with the sum of its memory and of the cores that are stated."""
     merged: dict[str, DeviceShare] = {}
     for part in parts:
         known = merged.get(part.device_uuid)
@@ -650,9 +647,8 @@ def _merged(parts: Sequence[DeviceShare]) -> tuple[DeviceShare, ...]:
 
 
 def _sum(one: DeviceShare, other: DeviceShare) -> DeviceShare:
-    unreserved = one.cores_percent is None or other.cores_percent is None
-    cores = None if unreserved else (one.cores_percent or 0) + (other.cores_percent or 0)
-    return DeviceShare(one.device_uuid, one.memory_bytes + other.memory_bytes, cores)
+    stated = [share.cores_percent for share in (one, other) if share.cores_percent is not None]
+    return DeviceShare(one.device_uuid, one.memory_bytes + other.memory_bytes, sum(stated) if stated else None)
 
 
 def device_status(grants: Iterable[Grant], now: float) -> Sequence[Mapping[str, Any]]:

@@ -91,7 +91,7 @@ def grant_id(secret: bytes, resource: str, device_ids: Iterable[str]) -> str:
 
 
 def claim_grant_id(secret: bytes, claim_uid: str, request: str) -> str:
-    """Return the id of the grant for one request of a ResourceClaim."""
+    """Return the id of a grant for a ResourceClaim. Args: request: the first that it is for."""
     return _keyed_hash(secret, "resourceclaim", claim_uid, request)
 
 

@@ -280,11 +280,11 @@ class ClaimVerdicts:
         if len(verdict.reason) < columns.rows:
             verdict = grown(verdict, columns.rows)
         keep(self._verdicts, key, (predictions, verdict), MOST_KEPT)
-        changed = np.flatnonzero(columns.changed[: columns.rows] > verdict.computed_at)
+        changed = np.flatnonzero(columns.rated[: columns.rows] > verdict.computed_at)
         predictions.effort = Effort(MOST_STEPS + STEPS_PER_NODE * len(changed))
         for chunk in columns.chunks(changed):
             self._judge(uid, query, chunk, predictions, verdict)
-        verdict.computed_at = columns.change_count
+        verdict.computed_at = columns.rating_count
         return verdict
 
     def _predictions_for(self, query: ClaimQuery) -> _Predictions:

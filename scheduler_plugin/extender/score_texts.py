@@ -28,7 +28,7 @@ class ScoreTexts:
         if kept is None or kept.skeleton is not skeleton:
             kept = ScoreText(skeleton)
         keep(self._by_shape, shape, kept, MAX_KEPT)
-        rows = np.flatnonzero((self._state.columns.changed[: len(verdict.score)] > kept.written_at) & skeleton.named)
+        rows = np.flatnonzero((self._state.columns.rated[: len(verdict.score)] > kept.written_at) & skeleton.named)
         kept.write(rows, verdict.score[rows])
         kept.written_at = verdict.computed_at
         return kept

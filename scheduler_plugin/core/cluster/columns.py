@@ -54,6 +54,7 @@ class Columns:
         """Rows that are in use or free to use again; rows beyond are room to grow."""
         self.width = _FIRST_WIDTH
         self.change_count = 0
+        self.rating_count = 0
         self.models: list[str] = []
         """Lower-case model names; ``model`` holds positions in it."""
         self.kinds: dict[Kind, int] = {Kind(): 0}
@@ -63,6 +64,8 @@ class Columns:
         """Since the table was made; _ALL if there is a kind that it does not know."""
         self._has_own_supply = True
         """Whether the table rates by the devices here, and not by given ones."""
+        self._free_ppm_of_kind: list[int] | None = None
+        """The sums of ``free_ppm``; None if they have to be computed again."""
         self.link_classes: list[LinkClass] = [LinkClass(())]
         self._class_of_matrix: dict[Matrix, int] = {(): 0}
         self.profiles: list[str] = []
@@ -128,6 +131,8 @@ class Columns:
         self.ram_mib = np.zeros(rows, dtype=np.int64)
         self.ram_used_mib = np.zeros(rows, dtype=np.int64)
         self.changed = np.zeros(rows, dtype=np.int64)
+        self.rated = np.zeros(rows, dtype=np.int64)
+        """As ``changed``, also for what only the cost of a row depends on: a verdict is as old as the rated number it was made at."""
         # derived
         self.free_mib = np.zeros(shape, dtype=np.int64)
         self.free_cores = np.zeros(shape, dtype=np.int64)
@@ -135,6 +140,8 @@ class Columns:
         self.empty = np.zeros(shape, dtype=np.bool_)
         """For shareable devices only, as are room, seats and fragmentation."""
         self.room = np.zeros(shape, dtype=np.int64)
+        self.free_ppm = np.zeros(shape, dtype=np.int64)
+        """The free part of each device, by the scarcer of memory and cores; only while the demand names models."""
         self.free_slices = np.zeros(shape, dtype=np.int64)
         self.seated = np.zeros((*shape, self.demand_table.seats), dtype=np.bool_)
         """Which seats of the demand have room on each device."""
@@ -168,11 +175,11 @@ class Columns:
 
     def drop_row(self, row: int) -> None:
         """Clear a row, for use by another node."""
-        self._inventory_changes += 1
+        self._inventory_changes, self._free_ppm_of_kind = self._inventory_changes + 1, None
         self._name_devices(row, ())
         self._drop_partitions(row)
         for array in (*self._arrays(), *self._profile_arrays()):
-            if array is not self.changed:
+            if array is not self.changed and array is not self.rated:
                 array[row] = 0
         self.numa[row] = NO_NUMA
         self._free_rows.append(row)
@@ -180,29 +187,33 @@ class Columns:
 
     def touch(self, row: int) -> None:
         """Note that a row changed."""
-        self._note_change(row)
-        self._stale.add(row)
-
-    def _note_change(self, row: int) -> None:
         self.change_count += 1
         self.changed[row] = self.change_count
+        self._note_cost(row)
+        self._stale.add(row)
+
+    def _note_cost(self, row: int) -> None:
+        """Note that the cost of a row changed."""
+        self.rating_count += 1
+        self.rated[row] = self.rating_count
 
     @contextmanager
     def unchanged(self, rows: Collection[int]) -> Iterator[None]:
         """Forget that these rows changed in the block, which leaves them as they were and changes no others. If derived columns were
         computed inside, nothing is forgotten."""
-        change_count, derived_count = self.change_count, self._derived_count
-        changed, fresh = [(row, self.changed[row]) for row in rows], set(rows) - self._stale
+        change_count, rating_count, derived_count = self.change_count, self.rating_count, self._derived_count
+        before, fresh = [(row, self.changed[row], self.rated[row]) for row in rows], set(rows) - self._stale
         yield
         if self._derived_count == derived_count:
-            self.change_count = change_count
-            for row, number in changed:
-                self.changed[row] = number
+            self.change_count, self.rating_count = change_count, rating_count
+            for row, changed, rated in before:
+                self.changed[row], self.rated[row] = changed, rated
             self._stale -= fresh
 
     def set_inventory(self, row: int, node: GpuNode) -> None:
         """Write a node's inventory. The caller then adds what its pods take again."""
         width = len(node.devices)
+        self._free_ppm_of_kind = None  # devices may leave their kinds
         self._drop_partitions(row)
         if width > self.width:
             self._grow(len(self.alive), width)
@@ -330,7 +341,7 @@ class Columns:
         numbers = [self._kind(Kind.of(self.models[model], capacity_mib, gpus, *host)) for model, capacity_mib in of_devices]
         if numbers != self.kind[row, :gpus].tolist():
             self.kind[row, :gpus] = numbers
-            self._inventory_changes += 1
+            self._inventory_changes, self._free_ppm_of_kind = self._inventory_changes + 1, None
 
     def _kind(self, kind: Kind) -> int:
         if kind not in self.kinds:
@@ -354,11 +365,15 @@ class Columns:
 
     @property
     def free_of_kinds(self) -> dict[Kind, int]:
-        """The free devices of each kind, roughly: parts of devices are added up, each by the scarcer of memory and cores."""
-        parts = np.minimum(self.free_mib / np.maximum(1, self.capacity_mib), self.free_cores / units.WHOLE_GPU_PERCENT)
-        parts *= self.shareable & (self.free_shares > 0)
-        free = np.bincount(self.kind.ravel(), parts.ravel(), len(self.kinds)).tolist()
-        return {kind: coarse(int(devices)) for kind, devices in zip(self.kinds, free, strict=True)}
+        """The free devices of each kind, roughly: parts of devices are added up. Only for a demand that names models, after ``derive``."""
+        if self._free_ppm_of_kind is None:
+            self._free_ppm_of_kind = self._by_kind(slice(None), self.free_ppm)
+        return {kind: coarse(ppm // PPM) for kind, ppm in zip(self.kinds, self._free_ppm_of_kind, strict=True)}
+
+    def _by_kind(self, rows: Rows | slice, amounts: Ints) -> list[int]:
+        """Add up an amount of each device by kind. The sums are whole numbers below 2^53."""
+        sums: list[float] = np.bincount(self.kind[rows].ravel(), amounts.ravel(), len(self.kinds)).tolist()
+        return list(map(int, sums))
 
     def set_demand(self, demand: Demand, supply: DemandTable | None = None) -> None:
         """Rate free room by another demand from now on.
@@ -368,7 +383,7 @@ class Columns:
         counts, free = self.devices_of_kinds, None
         if supply is not None:
             counts, free = {**dict.fromkeys(self.kinds, 0), **supply.counts}, supply.free
-        self.demand_table, self._has_own_supply = DemandTable(demand, counts, free), supply is None
+        self.demand_table, self._has_own_supply, self._free_ppm_of_kind = DemandTable(demand, counts, free), supply is None, None
         self.seated = np.zeros((*self.present.shape, self.demand_table.seats), dtype=np.bool_)
         self._inventory_changes = 0
         for row in np.flatnonzero(self.alive).tolist():
@@ -403,9 +418,9 @@ class Columns:
 
     def _follow_supply(self) -> None:
         """Rate by what is free now. The derived columns do not depend on it, only the cost of rows with such devices."""
-        if (free := self.free_of_kinds) != self.demand_table.free:
-            for row in np.flatnonzero(np.isin(self.kind, self.demand_table.set_free(free)).any(axis=1)).tolist():
-                self._note_change(row)
+        if (free := self.free_of_kinds) != self.demand_table.free and len(kinds := self.demand_table.set_free(free)):
+            for row in np.flatnonzero(np.isin(self.kind, kinds).any(axis=1)).tolist():
+                self._note_cost(row)
 
     def chunks(self, rows: Rows) -> Sequence[Rows]:
         """Split rows into chunks that fit into the cache."""
@@ -423,6 +438,13 @@ class Columns:
         empty = shareable & ~used
         room, (cpu_free, ram_free) = room_ppm(free_mib, capacity, free_cores) * shareable, self._host_free(rows)
         seated = table.fits(self.kind[rows], free_mib, free_cores, free_shares * shareable)
+        if table.names_models:
+            parts = np.minimum(free_mib * PPM // np.maximum(1, capacity), free_cores * (PPM // units.WHOLE_GPU_PERCENT))
+            parts *= shareable & (free_shares > 0)
+            if self._free_ppm_of_kind is not None:
+                more = self._by_kind(rows, parts - self.free_ppm[rows])
+                self._free_ppm_of_kind = [known + own for known, own in zip(self._free_ppm_of_kind, more, strict=True)]
+            self.free_ppm[rows] = parts
         self.free_mib[rows], self.free_cores[rows], self.free_shares[rows], self.empty[rows] = free_mib, free_cores, free_shares, empty
         self.room[rows], self.seated[rows], self.fragmentation[rows] = room, seated, table.left_of_devices(room, seated)
         self.cpu_free_milli[rows], self.ram_free_mib[rows] = cpu_free, ram_free

@@ -147,13 +147,13 @@ class Shapes:
         """Return the up-to-date verdict for a shape; valid until the state changes."""
         columns, verdict = self._state.columns, self._kept_or_begun(shape)
         self._kept.move_to_end(shape)
-        if verdict.computed_at != columns.change_count or len(verdict.unjudged) or len(verdict.unsearched):
-            rows = np.union1d(np.flatnonzero(columns.changed[: columns.rows] > verdict.computed_at), verdict.unjudged)
+        if verdict.computed_at != columns.rating_count or len(verdict.unjudged) or len(verdict.unsearched):
+            rows = np.union1d(np.flatnonzero(columns.rated[: columns.rows] > verdict.computed_at), verdict.unjudged)
             for chunk in columns.chunks(rows):
                 self._judge(shape, chunk, verdict)
             if _has_parts(shape):
                 self._judge_together(shape, rows, verdict)
-            verdict.computed_at, verdict.unjudged = columns.change_count, rows[:0]
+            verdict.computed_at, verdict.unjudged = columns.rating_count, rows[:0]
         return verdict
 
     def refresh(self) -> None:
@@ -188,7 +188,7 @@ class Shapes:
         verdict = self._kept.get(shape)
         if verdict is None:
             verdict = self._kept[shape] = blank(columns.rows)
-            verdict.computed_at, verdict.unjudged = columns.change_count, np.flatnonzero(columns.changed[: columns.rows])
+            verdict.computed_at, verdict.unjudged = columns.rating_count, np.flatnonzero(columns.rated[: columns.rows])
             if len(self._kept) > self._max_kept:
                 self._kept.popitem(last=False)
         if len(verdict.reason) < columns.rows:
@@ -228,7 +228,7 @@ class Shapes:
             verdict is None
             or len(verdict.unjudged)
             or _has_parts(shape)
-            or (verdict.computed_at == state.columns.change_count and not state.wanted.drifted)
+            or (verdict.computed_at == state.columns.rating_count and not state.wanted.drifted)
         ):
             return False
         self.verdict(shape)

@@ -34,6 +34,7 @@ their memory slices if they have any: the CPU that a returning device will need 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from math import fsum
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -395,7 +396,22 @@ def _with_devices(counts: Mapping[Kind, int]) -> dict[Kind, int]:
     return {kind: count for kind, count in counts.items() if count and kind.memory_mib}
 
 
-def scarcity(demand: Demand, counts: Mapping[Kind, int], free: Mapping[Kind, int] | None = None) -> Scarcity:
+@dataclass(frozen=True, slots=True)
+class Insistence:
+    """What of a demand only some kinds of devices can serve."""
+
+    scarcity: Scarcity
+    """While enough is free of each named model."""
+    named: Mapping[frozenset[Kind], float]
+    """The devices that pods want which name models, by the kinds that serve them together."""
+
+    def at(self, free: Mapping[Kind, int]) -> Scarcity:
+        """Return the scarcity with these free devices."""
+        gone = (kinds for kinds, devices in self.named.items() if devices > MAX_SCARCITY * sum(free.get(kind, 0) for kind in kinds))
+        return {**self.scarcity, **dict.fromkeys(chain.from_iterable(gone), MAX_SCARCITY)}
+
+
+def insistence(demand: Demand, counts: Mapping[Kind, int]) -> Insistence:
     """Return for each kind of device how much of the demand requires it, as a multiple of its part of all devices.
 
     It is 1 if these shapes would use the whole kind, with a total demand as large as the cluster. A shape that can use several kinds counts
@@ -404,17 +420,20 @@ def scarcity(demand: Demand, counts: Mapping[Kind, int], free: Mapping[Kind, int
     UNSEEN_PART is added to the demand: for each kind of node with several GPUs, pods that need all of one such node, in equal amounts. So
     a host that can serve more pods than others is kept for them before the first of these pods is known.
 
-    Kinds that serve a named model have MAX_SCARCITY while the demand for it is more than that many times what is free of them. Before,
-    other pods fill them as usual: to avoid such kinds from the start would break nodes with many GPUs instead.
-
-    Args: counts: devices by kind. free: those of them that are free, in sum; None: all.
+    Kinds that serve a named model have MAX_SCARCITY while the demand for it is more than that many times what is free of them; devices that
+    cannot give out shares are not free. Before, other pods fill them as usual: to avoid such kinds from the start would break nodes with
+    many GPUs instead.
     """
     there = _with_devices(counts)
     insisting = _insisting(demand, there)
     wanted = _sums(entry for _, amounts in insisting for entry in amounts.items())
     named = _sums((frozenset(amounts), fsum(amounts.values())) for names_models, amounts in insisting if names_models)
-    found = {kind: min(MAX_SCARCITY, amount / there[kind]) for kind, amount in wanted.items() if amount}
-    return found | dict.fromkeys(_nearly_gone(named, there if free is None else free), MAX_SCARCITY)
+    return Insistence({kind: min(MAX_SCARCITY, amount / there[kind]) for kind, amount in wanted.items() if amount}, named)
+
+
+def scarcity(demand: Demand, counts: Mapping[Kind, int], free: Mapping[Kind, int] | None = None) -> Scarcity:
+    """Return the scarcity of each kind of device. Args: counts: devices by kind. free: those of them that are free, in sum; None: all."""
+    return insistence(demand, counts).at(counts if free is None else free)
 
 
 def _insisting(demand: Demand, there: Mapping[Kind, int]) -> list[tuple[bool, Mapping[Kind, float]]]:
@@ -432,21 +451,16 @@ def _insisting(demand: Demand, there: Mapping[Kind, int]) -> list[tuple[bool, Ma
     return [
         (names_models, {kind: amount / total * devices for kind, amount in amounts.items()})
         for names_models, amounts in (*known, *unseen)
-        if 0 < len(amounts) < len(there)
+        if 0 < len(amounts) < len(there) and total
     ]
 
 
-def _nearly_gone(wanted: Mapping[frozenset[Kind], float], free: Mapping[Kind, int]) -> set[Kind]:
-    """Return the kinds of which too little is free. Args: wanted: in devices, by the kinds that serve it together."""
-    return {kind for kinds, devices in wanted.items() if devices > MAX_SCARCITY * sum(free.get(one, 0) for one in kinds) for kind in kinds}
-
-
 def _sums(amounts: Iterable[tuple[K, float]]) -> dict[K, float]:
-    """Add up the amounts of each key."""
-    sums: dict[K, float] = {}
+    """Add up the amounts of each key, exactly."""
+    found: dict[K, list[float]] = {}
     for key, amount in amounts:
-        sums[key] = sums.get(key, 0.0) + amount
-    return sums
+        found.setdefault(key, []).append(amount)
+    return {key: fsum(of_key) for key, of_key in found.items()}
 
 
 def _by_kind(shape: Shape, gpus: float, there: Mapping[Kind, int]) -> dict[Kind, float]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from aliquot.contract import units
 from aliquot.placement.demand import PPM, WEIGHT_SUM, Demand, Shape
-from scheduler_plugin.core.score.cost import MAX_SEAT_VALUE, Kind, scarcity, seat_values
+from scheduler_plugin.core.score.cost import MAX_SEAT_VALUE, Kind, Scarcity, insistence, seat_values
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -31,12 +31,13 @@ class DemandTable:
     def __init__(self, demand: Demand, counts: Mapping[Kind, int], free: Mapping[Kind, int] | None = None) -> None:
         """Args: counts: the number of devices of each kind, in the order of the kinds' numbers; at least one. free: for ``scarcity``."""
         self.demand = demand
-        self.names_models = any(shape.names_models for shape, _ in demand.shapes)
-        """Whether scarcity depends on what is free."""
         self.counts = counts
+        self._insistence = insistence(demand, counts)
+        self.scarcity_of_kind: Scarcity = {}
         self.scarcity: Floats = np.zeros(len(counts))
         """By kind."""
-        self.set_free(free)
+        self.free = counts if free is None else free
+        self.set_free(self.free)
         self.seat_values = seat_values(demand, counts)
         self.seat_part: Floats = np.array([self.seat_values.get(kind, 1.0) for kind in counts]) / MAX_SEAT_VALUE
         """By kind, as score.NodeView.seat_part."""
@@ -56,10 +57,14 @@ class DemandTable:
         self._weights[np.arange(len(seat_of)), seat_of] = [weight for _, weight in demand.shapes]
         self._seat_weights: Floats = self._weights.sum(axis=0)
 
-    def set_free(self, free: Mapping[Kind, int] | None) -> Ints:
+    @property
+    def names_models(self) -> bool:
+        """Whether scarcity depends on what is free."""
+        return bool(self._insistence.named)
+
+    def set_free(self, free: Mapping[Kind, int]) -> Ints:
         """Rate by these free devices from now on; return the numbers of the kinds whose scarcity changed."""
-        self.free = free
-        self.scarcity_of_kind = scarcity(self.demand, self.counts, free)
+        self.free, self.scarcity_of_kind = free, self._insistence.at(free)
         before, self.scarcity = self.scarcity, np.array([self.scarcity_of_kind.get(kind, 0.0) for kind in self.counts])
         return np.flatnonzero(before != self.scarcity)
 

@@ -12,8 +12,9 @@ from tests.unit.agent.claim_builders import body, claim_grant, claim_object, ref
 
 
 def groups(names: str, *pods: Pod, prepared: tuple[Grant, ...] = (), known: tuple[Pod, ...] | None = None, reserved: bool = True):
-    """The names in each group, or the refusal. Args: known: the pods in the watch, unless all of them."""
+    """The names in each group, or the refusal. Args: known: pods in the watch, unless all. reserved: for the pods; else for a group."""
     claim = decode_claim(body(claim_object("train", *(result(0, request=name) for name in names), pods=pods if reserved else ())))
+    claim = replace(claim, reserved=True)  # for its pods, or for a group
     found = groups_of(ref("train"), claim, {pod.uid: pod for pod in (pods if known is None else known)}, prepared)
     return found if isinstance(found, Refusal) else ["".join(group.names) for group in found]
 
@@ -77,13 +78,27 @@ def test_mixed_use_is_refused_with_both_containers_and_a_cure(names, pods, parts
     assert [part for part in [*parts, "let both containers use the same requests"] if part not in refusal.message] == []
 
 
-def test_requests_of_unknown_pod_count_as_used_separately():
-    assert groups("ab", using("p", "train", main=ALL), known=()) == ["a", "b"]
+@pytest.mark.parametrize("reserved", [True, False], ids=["reserved for the pod", "reserved for a group"])
+def test_claim_with_several_requests_waits_until_its_pod_is_known(reserved):
+    refused = groups("ab", using("p", "train", main=ALL), known=(), reserved=reserved)
+    assert isinstance(refused, Refusal)
+    assert refused.reason is Reason.NOT_READY
+    assert ("has not seen pod p yet" in refused.message) is reserved
+    assert groups("a", using("p", "train", main=ALL), known=(), reserved=reserved) == ["a"]
+
+
+def test_claim_that_no_container_uses_has_separate_grants():
+    assert groups("ab", using("p", "train")) == ["a", "b"]
 
 
 def test_known_pods_decide_when_claim_is_reserved_for_a_group():
     assert groups("ab", using("p", "train", main=ALL), reserved=False) == ["ab"]
-    assert groups("ab", replace(using("p", "train", main=ALL), phase="Failed"), reserved=False) == ["a", "b"]
+    ended = replace(using("p", "train", main=ALL), phase="Failed")
+    assert isinstance(groups("ab", ended, reserved=False), Refusal)
+
+
+def test_use_by_pod_that_has_ended_does_not_matter():
+    assert groups("ab", replace(using("q", "train", main="b"), phase="Succeeded"), using("p", "train", main=ALL)) == ["ab"]
 
 
 @pytest.mark.parametrize("joint", [["ab"], ["a", "b"]])

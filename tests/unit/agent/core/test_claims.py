@@ -248,13 +248,13 @@ class TestJointRequests:
         assert made.promised == tuple(share(*part) for part in parts)
         assert GRANT_ROWS.decode(GRANT_ROWS.encode(made)) == made
 
-    def test_part_without_cores_leaves_device_without_limit_of_cores(self):
+    def test_stated_cores_of_one_part_are_the_limit_of_all(self):
         claim = claim_object("train", result(0, 100, 30, "a"), result(0, 100, None, "b"), cores_stated=True)
         del claim["spec"]["devices"]["requests"][1]["exactly"]["capacity"]
         decoded = decode_claim(body(claim))
         planned = plan_group(ref("train"), decoded, RequestGroup(decoded.requests), node())
         assert isinstance(planned, Planned), planned
-        assert planned.grant.shares == (share(0, 200),)
+        assert planned.grant.shares == (share(0, 200, 30),)
         state = Ledger().granting(planned.grant, INVENTORY, 4).states(INVENTORY, 4)[0]
         assert (state.used_cores_percent, state.unreserved_shares) == (30, 1)
 

@@ -102,22 +102,66 @@ def test_nodes_that_large_pods_need_are_no_scarcer_when_they_fill():
     assert scarcity(demand, counts, {large: 1, small: 1}) == scarcity(demand, counts)
 
 
-def test_pods_avoid_named_model_once_nearly_full_on_unchanged_nodes_too():
+def alphas_and_betas() -> ClusterState:
+    """Eight nodes of each of two models, two GPUs each; a sixth of the pods name alpha."""
     state = ClusterState()
     for number in range(16):
         model = "alpha" if number < 8 else "beta"
         state.set_gpu_node(make_node(f"{model}-{number}", [make_device(f"n{number}", minor, model=model) for minor in range(2)]))
     state.columns.set_demand(Demand.of({Shape(memory_mib=900, gpu_type=("alpha",)): 1, Shape(memory_mib=900): 5}))
-    shapes = Shapes(state, DEFAULT_WEIGHTS)
-    shape = PodShape.of(request_of(make_pod(vgpu="1", vgpu_memory="900")), Policy.FRAG, HostDemand())
-    unchanged, costs = state.row_of("alpha-0"), []
+    return state
+
+
+ANY_GPU = PodShape.of(request_of(make_pod(vgpu="1", vgpu_memory="900")), Policy.FRAG, HostDemand())
+
+
+def fill(state: ClusterState, number: int) -> None:
+    devices = [make_share(f"n{number}", minor, 1000) for minor in range(2)]
+    state.set_pod(make_pod(f"u{number}", node=f"alpha-{number}", shares={"main": devices}, vgpu="2"))
+
+
+def test_pods_avoid_named_model_once_nearly_full_on_unchanged_nodes_too():
+    state = alphas_and_betas()
+    shapes, unchanged, costs = Shapes(state, DEFAULT_WEIGHTS), state.row_of("alpha-0"), []
     for number in range(1, 8):
-        costs.append(shapes.verdict(shape).cost[unchanged])
-        devices = [make_share(f"n{number}", minor, 1000) for minor in range(2)]
-        state.set_pod(make_pod(f"u{number}", node=f"alpha-{number}", shares={"main": devices}, vgpu="2"))
-        assert shapes.verdict(shape).cost.tolist() == Shapes(state, DEFAULT_WEIGHTS).verdict(shape).cost.tolist()
+        costs.append(shapes.verdict(ANY_GPU).cost[unchanged])
+        fill(state, number)
+        assert shapes.verdict(ANY_GPU).cost.tolist() == Shapes(state, DEFAULT_WEIGHTS).verdict(ANY_GPU).cost.tolist()
     assert costs == sorted(costs)
-    assert costs[0] == costs[3] < shapes.verdict(shape).cost[unchanged]
+    assert costs[0] == costs[3] < shapes.verdict(ANY_GPU).cost[unchanged]
+
+
+def test_scarcer_model_is_no_change_of_its_nodes():
+    state = alphas_and_betas()
+    shapes, alphas = Shapes(state, DEFAULT_WEIGHTS), [state.row_of(f"alpha-{number}") for number in range(8)]
+    for number in range(1, 7):
+        fill(state, number)
+    shapes.verdict(ANY_GPU)
+    changed, before = state.columns.changed[alphas].tolist(), state.columns.demand_table.scarcity_of_kind
+    fill(state, 7)
+    shapes.verdict(ANY_GPU)
+    assert state.columns.demand_table.scarcity_of_kind != before
+    assert state.columns.changed[alphas].tolist()[:7] == changed[:7]
+
+
+@pytest.mark.parametrize("drop", ["drop_gpu_node", "set_gpu_node"])
+def test_free_devices_are_counted_right_when_nodes_change(drop):
+    state = alphas_and_betas()
+    for number in range(1, 6):
+        fill(state, number)
+        state.columns.derive()
+    (kind, *_) = (kind for kind in state.columns.kinds if kind.model == "alpha")
+    assert state.columns.free_of_kinds[kind] == 6
+    if drop == "drop_gpu_node":
+        state.drop_gpu_node("alpha-0")
+    else:
+        state.set_gpu_node(make_node("alpha-0", []))
+    state.drop_pod("u1")
+    state.columns.derive()
+    assert state.columns.free_of_kinds[kind] == 6
+    state.drop_pod("u2")
+    state.columns.derive()
+    assert state.columns.free_of_kinds[kind] == 8
 
 
 def test_who_needs_much_memory_insists_on_large_devices():
