@@ -114,7 +114,8 @@ def test_elastic_workers_wait_for_their_master_and_end_before_it(fleet: Fleet) -
     for number, left in enumerate((4, 3)):
         fleet.create(pod(f"important-{number}", priority=HIGH))
         fleet.wait_until_bound(f"important-{number}")
-        assert len(fleet.nodes_of(prefix="team")) == left
+        found = fleet.nodes_of(prefix="team")
+        assert len(found) == left, str([fleet.kubectl.events(name) for name in (*workers, "team-master", f"important-{number}")])
         assert "team-master" in fleet.nodes_of(prefix="team")
 
 
