@@ -322,8 +322,8 @@ def _preferences(ref: ClaimRef, group: RequestGroup, node: ClaimNode) -> Prefere
     if any(preferences != found[0] for preferences in found):
         return Refusal(
             Reason.REQUEST_INVALID,
-            f"claim {ref}: one container uses {group}, whose parameters differ, such as isolation or priority. A container has them "
-            "once: give these requests the same parameters",
+            f"claim {ref}: one container uses {group}, but their parameters differ (isolation or priority, for example). One "
+            "container needs one set of parameters: give these requests the same",
         )
     if trouble := _preferences_trouble(found[0], node.abilities):
         return Refusal(Reason.ISOLATION_UNAVAILABLE, f"claim {ref}: {trouble}")

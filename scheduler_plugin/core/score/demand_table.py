@@ -63,7 +63,7 @@ class DemandTable:
         return bool(self._insistence.named)
 
     def set_free(self, free: Mapping[Kind, int]) -> Ints:
-        """Rate by these free devices from now on; return the numbers of the kinds whose scarcity changed."""
+        """Use these free devices from now on. Return the numbers of the kinds with a new scarcity."""
         self.free, self.scarcity_of_kind = free, self._insistence.at(free)
         before, self.scarcity = self.scarcity, np.array([self.scarcity_of_kind.get(kind, 0.0) for kind in self.counts])
         return np.flatnonzero(before != self.scarcity)

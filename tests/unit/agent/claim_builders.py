@@ -97,7 +97,7 @@ def user(name: str, claim: str, request: str = "", *, container: str = "main", p
 
 
 def using(name: str, claim: str, /, **containers: Sequence[str]) -> Pod:
-    """A pod whose containers use requests of a claim: those that are named, or all of them by one empty name."""
+    """A pod with containers that use a claim. Args: containers: by name, the requests that it uses; ``[""]`` for all of them."""
     specs = [ContainerSpec(one, {}, claims=tuple(ClaimUse(claim, request) for request in named)) for one, named in containers.items()]
     return pod(name, *specs)
 

@@ -109,7 +109,7 @@ def test_what_was_prepared_as_a_whole_stays(joint, pod):
     assert groups("ab", pod, prepared=prepared(*joint)) == joint
 
 
-def test_what_was_prepared_half_way_is_grouped_anew():
+def test_claim_prepared_in_part_is_grouped_again():
     assert groups("ab", using("p", "train", main=ALL), prepared=prepared("a", "b")[:1]) == ["ab"]
 
 

@@ -282,7 +282,7 @@ class TestJointRequests:
         decoded = decode_claim(body(claim))
         refusal = plan_group(ref("train"), decoded, RequestGroup(decoded.requests), node())
         assert isinstance(refusal, Refusal)
-        assert (refusal.reason, "uses requests a and b, whose parameters differ" in refusal.message) == (Reason.REQUEST_INVALID, True)
+        assert (refusal.reason, "uses requests a and b, but their parameters differ" in refusal.message) == (Reason.REQUEST_INVALID, True)
 
     @pytest.mark.parametrize("priority", ["high", "low"])
     def test_parameters_of_all_requests_count(self, priority):
