@@ -431,11 +431,6 @@ def insistence(demand: Demand, counts: Mapping[Kind, int]) -> Insistence:
     return Insistence({kind: min(MAX_SCARCITY, amount / there[kind]) for kind, amount in wanted.items() if amount}, named)
 
 
-def scarcity(demand: Demand, counts: Mapping[Kind, int], free: Mapping[Kind, int] | None = None) -> Scarcity:
-    """Return the scarcity of each kind of device. Args: counts: devices by kind. free: those of them that are free, in sum; None: all."""
-    return insistence(demand, counts).at(counts if free is None else free)
-
-
 def _insisting(demand: Demand, there: Mapping[Kind, int]) -> list[tuple[bool, Mapping[Kind, float]]]:
     """Return what shapes want that some kind cannot serve: whether they name models, and by kind the devices if demand used them all.
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demand that follows from the pods that are known, and what it makes of scarce devices."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from aliquot.contract.model import Policy
@@ -15,12 +17,18 @@ from scheduler_plugin.core.score.cost import (
     UNSEEN_PART,
     HostDemand,
     Kind,
-    scarcity,
+    Scarcity,
+    insistence,
     seat_values,
 )
 from tests.unit.scheduler_plugin.builders import make_device, make_node, make_pod, make_share, request_of
 
 ALPHA, BETA = Kind("alpha", 1000, 8), Kind("beta", 1000, 8)
+
+
+def scarcity(demand: Demand, counts: Mapping[Kind, int], free: Mapping[Kind, int] | None = None) -> Scarcity:
+    """What a demand makes of these devices. Args: free: all, if not given."""
+    return insistence(demand, counts).at(counts if free is None else free)
 
 
 def seen(count, **limits) -> Wanted:
